@@ -19,9 +19,10 @@ from functools import lru_cache
 from meshwright.arch.arch import Arch, Experts, Latent, Norm
 from meshwright.arch.tensors import Init, LogicalAxis, Tensor, UnitKind
 
-_STD = 0.02  # GPT-2's initialisation (Radford et al. 2019, section 2.3)
+_STD = 0.02  # GPT-2's published initialisation, and most models' since
+_NORMAL = Init(std=_STD)
 
-type _Dims = tuple[tuple[int, LogicalAxis], ...]
+_Dim = tuple[int, LogicalAxis]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class _Part:
     """A tensor before it is placed: `path` is relative to its unit."""
 
     path: str
-    dims: _Dims
-    init: Init = Init(std=_STD)
+    dims: tuple[_Dim, ...]
+    init: Init = _NORMAL
 
 
 @lru_cache(maxsize=32)
@@ -143,13 +144,7 @@ def _routed(arch: Arch, experts: Experts) -> Iterator[_Part]:
         yield from _feed_forward(arch, "mlp.shared", experts.shared * experts.ffn)
 
 
-def _linear(
-    path: str,
-    outputs: tuple[int, LogicalAxis],
-    inputs: tuple[int, LogicalAxis],
-    bias: bool = False,
-    init: Init = Init(std=_STD),
-) -> Iterator[_Part]:
+def _linear(path: str, outputs: _Dim, inputs: _Dim, bias: bool = False, init: Init = _NORMAL) -> Iterator[_Part]:
     yield _Part(f"{path}.weight", (outputs, inputs), init)
     if bias:
         yield _Part(f"{path}.bias", (outputs,), Init())
@@ -161,7 +156,7 @@ def _norm(arch: Arch, path: str) -> Iterator[_Part]:
         yield _Part(f"{path}.bias", (_hidden(arch),), Init())
 
 
-def _gain(path: str, dim: tuple[int, LogicalAxis]) -> _Part:
+def _gain(path: str, dim: _Dim) -> _Part:
     return _Part(path, (dim,), Init(constant=1.0))
 
 
@@ -170,5 +165,5 @@ def _residual(arch: Arch) -> Init:
     return Init(std=_STD / math.sqrt(2 * arch.layers))
 
 
-def _hidden(arch: Arch) -> tuple[int, LogicalAxis]:
+def _hidden(arch: Arch) -> _Dim:
     return arch.hidden, LogicalAxis.HIDDEN
