@@ -1,0 +1,1 @@
+"""Meshwright: trains transformer language models on a process mesh."""

@@ -1,0 +1,87 @@
+"""How the ranks of one attempt find each other in a store that remembers earlier attempts.
+
+A launcher that restarts ranks keeps its store, and each host counts restarts for itself; so no number in the
+environment names an attempt safely. Instead every rank says hello with a fresh nonce and rank 0 answers:
+
+    rank r        hello/r   = nonce                     (overwrites what a dead predecessor left)
+    rank 0        roll      = attempt, every nonce       (again whenever a hello changes)
+    rank r        ack/attempt/r                          (when the roll holds its nonce)
+    rank 0        go/attempt                             (when all have acknowledged this very roll)
+
+A stale roll never holds a fresh nonce, so nobody follows it. A hello replaced by another process means two processes
+claim one rank: an error at once instead of a wrong sum.
+"""
+
+import json
+import secrets
+import time
+from typing import Protocol
+
+_POLL_S = 0.005
+
+
+class Store(Protocol):
+    """What is used of a torch.distributed store."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
+
+
+def agree(store: Store, rank: int, world: int, timeout_s: float) -> str:
+    """Returns the name of this attempt, equal on all ranks and never used before in this store.
+
+    Raises:
+        TimeoutError: some ranks did not come within `timeout_s`, or another process claims this rank. One line.
+    """
+    nonce = secrets.token_hex(8)
+    store.set(_hello(rank), nonce)
+    deadline = time.monotonic() + timeout_s
+    if rank == 0:
+        return _call_roll(store, nonce, world, deadline, timeout_s)
+    return _answer(store, rank, nonce, deadline, timeout_s)
+
+
+def _hello(rank: int) -> str:
+    return f"meshwright/hello/{rank}"
+
+
+def _call_roll(store: Store, nonce: str, world: int, deadline: float, timeout_s: float) -> str:
+    called: list[str] = []
+    attempt = ""
+    while time.monotonic() < deadline:
+        arrived = [rank for rank in range(world) if store.check([_hello(rank)])]
+        if len(arrived) == world:
+            nonces = [store.get(_hello(rank)).decode() for rank in range(world)]
+            _check_own(nonces[0], nonce, 0)
+            if nonces != called:
+                called, attempt = nonces, secrets.token_hex(8)
+                store.set("meshwright/roll", json.dumps([attempt, nonces]))
+            if store.check([f"meshwright/ack/{attempt}/{rank}" for rank in range(1, world)]):
+                store.set(f"meshwright/go/{attempt}", "")
+                return attempt
+        time.sleep(_POLL_S)
+    missing = [r for r in range(1, world) if not attempt or not store.check([f"meshwright/ack/{attempt}/{r}"])]
+    raise TimeoutError(f"ranks {missing} of {world} did not arrive within {timeout_s:g} s")
+
+
+def _answer(store: Store, rank: int, nonce: str, deadline: float, timeout_s: float) -> str:
+    acknowledged = ""
+    while time.monotonic() < deadline:
+        _check_own(store.get(_hello(rank)).decode(), nonce, rank)
+        if store.check(["meshwright/roll"]):
+            attempt, nonces = json.loads(store.get("meshwright/roll"))
+            if rank < len(nonces) and nonces[rank] == nonce:
+                if attempt != acknowledged:
+                    store.set(f"meshwright/ack/{attempt}/{rank}", "")
+                    acknowledged = attempt
+                if store.check([f"meshwright/go/{attempt}"]):
+                    return str(attempt)
+        time.sleep(_POLL_S)
+    waits = "for the others" if acknowledged else "for rank 0"
+    raise TimeoutError(f"waited {timeout_s:g} s {waits}")
+
+
+def _check_own(found: str, nonce: str, rank: int) -> None:
+    if found != nonce:
+        raise TimeoutError(f"two processes claim rank {rank} at one store: do two runs share a port?")

@@ -1,0 +1,128 @@
+"""Makes and destroys the default process group of a rank.
+
+gloo on CPU, NCCL on CUDA. The store is wrapped in a prefix of its own for each attempt: launchers keep one store
+through restarts, and a rank that reads the addresses of a dead attempt cannot connect.
+"""
+
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+# Public and documented, yet not in the list of what the package exports by name.
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from meshwright.launch.attempt import agree
+from meshwright.launch.environment import Place
+
+TIMEOUT_S = 60.0
+HANDSHAKE_S = 2.0
+_RETRY_S = 0.05
+
+
+class JoinError(RuntimeError):
+    """The ranks of this run could not meet. One line that says where and why."""
+
+
+def join(place: Place, device: str = "cpu", timeout_s: float = TIMEOUT_S) -> None:
+    """Makes the default process group from a place a launcher gave.
+
+    Args:
+        device: "cpu" (gloo) or "cuda" (NCCL, on this host's device number `local_rank`).
+        timeout_s: of this meeting and of every later collective.
+
+    Raises:
+        JoinError: the port is taken or held by a stranger (within 2 s of its first answer), another process has this
+            rank, or some ranks did not arrive in time.
+    """
+    store = _open_store(place, timeout_s)
+    try:
+        attempt = agree(store, place.rank, place.world, timeout_s)
+    except TimeoutError as error:
+        raise JoinError(f"rank {place.rank}: {error}; store at {place.master_addr}:{place.master_port}") from None
+    _start_group(PrefixStore(attempt, store), place.rank, place.world, device, place.local_rank, timeout_s)
+
+
+def join_file(
+    path: Path, rank: int, world: int, device: str = "cpu", timeout_s: float = TIMEOUT_S, attempt: str = "attempt-0"
+) -> None:
+    """Makes the default process group of ranks on one host that share a file; no port is opened for the meeting."""
+    store = FileStore(str(path), world)
+    _start_group(PrefixStore(attempt, store), rank, world, device, rank, timeout_s)
+
+
+def leave() -> None:
+    """Destroys every process group of this rank. Nothing happens where there is none."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _start_group(store: Store, rank: int, world: int, device: str, local_rank: int, timeout_s: float) -> None:
+    if device not in {"cpu", "cuda"}:
+        raise ValueError(f"device {device!r} has no process group; cpu and cuda have")
+    device_id = None
+    if device == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise JoinError(
+                f"rank {rank}: needs CUDA device {local_rank} of this host, which has {torch.cuda.device_count()}"
+            )
+        torch.cuda.set_device(local_rank)
+        device_id = torch.device("cuda", local_rank)
+    dist.init_process_group(
+        "gloo" if device == "cpu" else "nccl",
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device_id,
+    )
+
+
+def _open_store(place: Place, timeout_s: float) -> Store:
+    """The store of the run: served by rank 0, or by the launcher, else a client of it."""
+    serves = place.rank == 0 and not place.agent_store
+    where = f"MASTER_PORT {place.master_port} on {place.master_addr}"
+    if serves:
+        try:
+            return _tcp_store(place, serves=True, timeout_s=timeout_s)
+        except dist.DistNetworkError as error:
+            reason = "is in use by another program" if "EADDRINUSE" in str(error) else "cannot be opened"
+            raise JoinError(f"{where} {reason}; choose a free one (--master-port of torchrun)") from None
+    _await_listener(place, timeout_s)
+    try:
+        return _tcp_store(place, serves=False, timeout_s=HANDSHAKE_S)
+    except (dist.DistStoreError, dist.DistNetworkError, RuntimeError):
+        raise JoinError(
+            f"{where} is held by a program that is no torch.distributed store (no answer within {HANDSHAKE_S:g} s); "
+            "choose a free one (--master-port of torchrun)"
+        ) from None
+
+
+def _tcp_store(place: Place, serves: bool, timeout_s: float) -> TCPStore:
+    return TCPStore(
+        host_name=place.master_addr,
+        port=place.master_port,
+        world_size=place.world,
+        is_master=serves,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+    )
+
+
+def _await_listener(place: Place, timeout_s: float) -> None:
+    """Waits until somebody listens: rank 0 may still be importing. Who it is, is asked afterwards, and briefly."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((place.master_addr, place.master_port), timeout=HANDSHAKE_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise JoinError(
+                    f"rank {place.rank}: nobody answers at MASTER_ADDR {place.master_addr}, MASTER_PORT "
+                    f"{place.master_port} after {timeout_s:g} s ({error.strerror or error}); did rank 0 start?"
+                ) from None
+            time.sleep(_RETRY_S)

@@ -1,0 +1,1 @@
+"""What tests share: a rank runner, exact tensors, tiny models. Nothing else imports this package."""
