@@ -1,0 +1,94 @@
+"""The communication groups of a mesh: one list, the same on every rank.
+
+| group  | over                      | carries                                              |
+|--------|---------------------------|------------------------------------------------------|
+| tp cp ep pp | that axis            | what their strategies declare inside a unit          |
+| batch  | dp x ep                   | different samples: the count of trained tokens       |
+| dense  | dp x ep x cp              | gradient sums and ZeRO of non-expert tensors         |
+| expert | dp x cp                   | the same for expert tensors                          |
+| shard, copy | dense = copy x shard | hybrid sharding: pieces meet over shard              |
+| tokens | dp x ep x cp              | loss sums (then over pp)                             |
+| tied   | first and last stage      | the gradient of a tied tensor                        |
+| world  | all                       | one packed sum a step                                |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from meshwright.layout.axes import Axis, Coordinates, Degrees, Factor, split, whole
+
+
+class GroupName(StrEnum):
+    TP = "tp"
+    PP = "pp"
+    CP = "cp"
+    EP = "ep"
+    BATCH = "batch"
+    DENSE = "dense"
+    EXPERT = "expert"
+    SHARD = "shard"
+    COPY = "copy"
+    TOKENS = "tokens"
+    TIED = "tied"
+    WORLD = "world"
+
+
+BATCH_AXES = (Axis.DP, Axis.EP)
+DENSE_AXES = (Axis.DP, Axis.EP, Axis.CP)
+EXPERT_AXES = (Axis.DP, Axis.CP)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The ranks that differ only in one factor of the mesh."""
+
+    name: GroupName
+    factor: Factor
+
+    @property
+    def size(self) -> int:
+        return self.factor.degree
+
+    def members(self, degrees: Degrees, at: Coordinates) -> tuple[int, ...]:
+        """The ranks of the group that `at` belongs to, by their digit on the factor; a lone rank is its own group."""
+        axes = sorted(self.factor.axes, key=degrees.order.index)
+        step, ways = self.factor.stride, self.factor.degree
+        here = degrees.index(self.factor.axes, at)
+        base = here - here // step % ways * step
+        ranks = []
+        for digit in range(ways):
+            index, where = base + digit * step, {axis: at.on(axis) for axis in Axis}
+            if index >= degrees.over(*axes):
+                break
+            for axis in reversed(axes):
+                index, where[axis] = divmod(index, degrees.on(axis))
+            ranks.append(degrees.rank(Coordinates(**{axis.value: place for axis, place in where.items()})))
+        return tuple(ranks)
+
+    def place(self, degrees: Degrees, at: Coordinates) -> int:
+        """The index of `at` inside its group."""
+        return self.factor.of(degrees, at)
+
+
+def groups(degrees: Degrees, shard_within: int = 0) -> dict[GroupName, Group]:
+    """Every group of the mesh, in the order in which communicators are made. `shard_within` 0 shards over all."""
+    dense = whole(degrees, *DENSE_AXES)
+    copy, shard = split(degrees, shard_within or dense.degree, *DENSE_AXES)
+    stages = degrees.pp
+    factors = {
+        GroupName.TP: whole(degrees, Axis.TP),
+        GroupName.PP: whole(degrees, Axis.PP),
+        GroupName.CP: whole(degrees, Axis.CP),
+        GroupName.EP: whole(degrees, Axis.EP),
+        GroupName.BATCH: whole(degrees, *BATCH_AXES),
+        GroupName.DENSE: dense,
+        GroupName.EXPERT: whole(degrees, *EXPERT_AXES),
+        GroupName.SHARD: shard,
+        GroupName.COPY: copy,
+        GroupName.TOKENS: dense,
+        GroupName.TIED: Factor((Axis.PP,), min(stages, 2), stride=max(stages - 1, 1)),
+        GroupName.WORLD: whole(degrees, *Axis),
+    }
+    return {name: Group(name, factor) for name, factor in factors.items()}

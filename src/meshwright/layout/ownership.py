@@ -1,0 +1,64 @@
+"""Who holds which rectangle of every logical tensor, and who owns each element.
+
+A tensor is cut along dimensions by factors of the mesh, lives on some pipeline stages, and is copied over everything
+else. The *owner* of an element is coordinate 0 on every copy: it counts in the norm, writes the file, and signs the
+fingerprint. Whether a gradient is whole or partial on an axis follows from the same data: it is partial over the
+replica group, since its ranks saw different tokens, and over the axes named in `partial`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.arch.tensors import Tensor
+from meshwright.layout.axes import Axis, Coordinates, Degrees, Factor
+from meshwright.layout.groups import GroupName
+from meshwright.layout.rectangles import Rectangle
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Dimension `dim` is divided in equal blocks by a factor; the last blocks of an uneven cut are short or empty."""
+
+    dim: int
+    factor: Factor
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    tensor: Tensor
+    stages: tuple[int, ...]  # pipeline coordinates that hold it
+    cuts: tuple[Cut, ...] = ()
+    replicas: GroupName = GroupName.DENSE  # whose ranks hold equal copies and see different tokens
+    partial: tuple[Axis, ...] = ()  # further axes over which the gradient is a partial sum
+
+    def holds(self, at: Coordinates) -> bool:
+        return at.pp in self.stages
+
+    def rectangle(self, degrees: Degrees, at: Coordinates) -> Rectangle:
+        """The rectangle of the logical tensor that a rank at `at` holds: shape of the tensor, cut by every factor."""
+        start, extent = [0] * len(self.tensor.shape), list(self.tensor.shape)
+        for cut in self.cuts:
+            size = extent[cut.dim]
+            block = -(-size // cut.factor.degree)
+            begin = min(cut.factor.of(degrees, at) * block, size)
+            start[cut.dim] += begin
+            extent[cut.dim] = min(block, size - begin)
+        return Rectangle(tuple(start), tuple(extent))
+
+    def local_shape(self, degrees: Degrees) -> tuple[int, ...]:
+        """The shape of what a rank stores: equal on all ranks, padded where the cut is uneven."""
+        shape = list(self.tensor.shape)
+        for cut in self.cuts:
+            shape[cut.dim] = -(-shape[cut.dim] // cut.factor.degree)
+        return tuple(shape)
+
+    def owns(self, degrees: Degrees, at: Coordinates) -> bool:
+        """True on coordinate 0 of every copy: each element has exactly one owner."""
+        copies = (axis for axis in Axis if axis is not Axis.PP)
+        return at.pp == self.stages[0] and all(self._copy(degrees, at, axis) == 0 for axis in copies)
+
+    def _copy(self, degrees: Degrees, at: Coordinates, axis: Axis) -> int:
+        """What is left of the coordinate on `axis` once the digits that cut the tensor are taken out."""
+        digits = (cut.factor for cut in self.cuts if cut.factor.axes == (axis,))
+        return at.on(axis) - sum(digit.of(degrees, at) * digit.stride for digit in digits)

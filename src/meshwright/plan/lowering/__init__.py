@@ -1,0 +1,1 @@
+"""The rules that lower a plan to a step program."""

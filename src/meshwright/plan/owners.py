@@ -1,0 +1,20 @@
+"""The ownership of every logical tensor under a plan: what each strategy's table says, joined."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from meshwright.arch.parameters import tensors
+from meshwright.layout.ownership import Ownership
+from meshwright.plan.plan import Plan
+from meshwright.plan.stages import stage_of_unit
+
+
+@lru_cache(maxsize=64)
+def owners(plan: Plan) -> tuple[Ownership, ...]:
+    """One entry a logical tensor, in order of execution."""
+    stage = stage_of_unit(plan)
+    return tuple(
+        Ownership(tensor, stages=tuple(sorted({stage[reader] for reader in tensor.readers})))
+        for tensor in tensors(plan.arch)
+    )
