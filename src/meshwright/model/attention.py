@@ -1,0 +1,57 @@
+"""Causal self-attention with grouped heads (Ainslie et al. 2023, arXiv:2305.13245).
+
+B  sequences    S  tokens of each    N = B*S    D  hidden    H  query heads    G  key/value heads    K  head_dim
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from meshwright.arch.arch import Arch
+from meshwright.model.rope import rotate
+from meshwright.model.rows import Rows
+
+
+class Attention(nn.Module):
+    """Queries, keys and values from the stream, rotated; attention within rows' masks; projected back."""
+
+    def __init__(self, arch: Arch, layer: int) -> None:
+        super().__init__()
+        self.head_dim = arch.head_dim
+        self.windowed = arch.window(layer) > 0
+        queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+        self.query = nn.Linear(arch.hidden, queries, bias=arch.qkv_bias)
+        self.key = nn.Linear(arch.hidden, keys, bias=arch.qkv_bias)
+        self.value = nn.Linear(arch.hidden, keys, bias=arch.qkv_bias)
+        self.output = nn.Linear(queries, arch.hidden, bias=arch.output_bias)
+        self.query_norm = nn.RMSNorm(arch.head_dim, eps=arch.norm_eps) if arch.qk_norm else nn.Identity()
+        self.key_norm = nn.RMSNorm(arch.head_dim, eps=arch.norm_eps) if arch.qk_norm else nn.Identity()
+
+    def forward(self, x_ND: Tensor, rows: Rows) -> Tensor:
+        """(N, D) -> (N, D)."""
+        heads_BSHK = (*rows.positions.shape, -1, self.head_dim)
+        q_BSHK = self.query_norm(self.query(x_ND).view(heads_BSHK))
+        k_BSGK = self.key_norm(self.key(x_ND).view(heads_BSHK))
+        v_BSGK = self.value(x_ND).view(heads_BSHK)
+        if rows.cos is not None and rows.sin is not None:
+            q_BSHK = rotate(q_BSHK, rows.cos, rows.sin)
+            k_BSGK = rotate(k_BSGK, rows.cos, rows.sin)
+        y_BSHK = attend(q_BSHK, k_BSGK, v_BSGK, rows.window_mask if self.windowed else rows.mask)
+        y_ND: Tensor = self.output(y_BSHK.flatten(0, 1).flatten(1))
+        return y_ND
+
+
+def attend(q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask_BSZ: Tensor | None) -> Tensor:
+    """Softmax attention, scaled by 1/sqrt(K); each of the G key heads serves H / G query heads. -> (B, S, H, K).
+
+    Without a mask it is causal by flag, which lets the fused kernels skip the upper half.
+    """
+    y_BHSK = nn.functional.scaled_dot_product_attention(
+        q_BSHK.transpose(1, 2),
+        k_BSGK.transpose(1, 2),
+        v_BSGK.transpose(1, 2),
+        attn_mask=mask_BSZ,
+        is_causal=mask_BSZ is None,
+        enable_gqa=q_BSHK.shape[2] != k_BSGK.shape[2],
+    )
+    return y_BHSK.transpose(1, 2)

@@ -1,0 +1,51 @@
+"""The feed-forward, plain or gated (Shazeer 2020, arXiv:2002.05202).
+
+N  tokens      D  hidden      F  width of the feed-forward
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from meshwright.arch.arch import Activation, Arch
+
+
+def build_mlp(arch: Arch) -> nn.Module:
+    return GatedMLP(arch) if arch.gated else MLP(arch)
+
+
+def build_activation(activation: Activation) -> nn.Module:
+    match activation:
+        case Activation.SILU:
+            return nn.SiLU()
+        case Activation.GELU:
+            return nn.GELU()
+        case Activation.GELU_TANH:
+            return nn.GELU(approximate="tanh")
+
+
+class MLP(nn.Module):
+    def __init__(self, arch: Arch) -> None:
+        super().__init__()
+        self.up = nn.Linear(arch.hidden, arch.ffn, bias=arch.mlp_bias)
+        self.activation = build_activation(arch.activation)
+        self.down = nn.Linear(arch.ffn, arch.hidden, bias=arch.mlp_bias)
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        """(N, D) -> (N, D)."""
+        y_ND: Tensor = self.down(self.activation(self.up(x_ND)))
+        return y_ND
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, arch: Arch) -> None:
+        super().__init__()
+        self.gate = nn.Linear(arch.hidden, arch.ffn, bias=arch.mlp_bias)
+        self.up = nn.Linear(arch.hidden, arch.ffn, bias=arch.mlp_bias)
+        self.activation = build_activation(arch.activation)
+        self.down = nn.Linear(arch.ffn, arch.hidden, bias=arch.mlp_bias)
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        """(N, D) -> (N, D)."""
+        y_ND: Tensor = self.down(self.activation(self.gate(x_ND)) * self.up(x_ND))
+        return y_ND

@@ -1,0 +1,110 @@
+"""Rows on a device: the model's place in the world, second argument of every unit.
+
+    B  sequences      S  tokens of each      N = B*S  tokens of the residual stream      F  rotary frequencies
+
+What all layers need and none should compute again is computed here, once a micro-batch: rotary tables, attention
+masks, and the keys of dropout. Index arithmetic stays in `layout.rows`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meshwright.arch.arch import Arch
+from meshwright.layout import rows as layout
+from meshwright.model.dropout import token_keys
+from meshwright.model.masks import attention_mask
+from meshwright.model.rope import rotary_tables
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Tensors of one micro-batch; indices are int64. A mask that is None means: causal, nothing else."""
+
+    step: Tensor
+    """() the optimizer step; a tensor, because a compiled unit would be compiled again for each integer."""
+    sample_ids: Tensor
+    """(B,) index of each sequence in the stream; -1 for padding."""
+    positions: Tensor
+    """(B, S) index inside the token's own document where documents are masked, else the offset."""
+    offsets: Tensor
+    """(B, S) index inside the sample."""
+    document_ids: Tensor | None
+    """(B, S), None where all of a sample may be seen."""
+    valid: Tensor | None
+    """(B, S) bool, False at padding; None where every token is real."""
+    token_keys: Tensor
+    """(N,) dropout keys of the tokens whose residual stream is held here; a cut of the stream cuts these alike."""
+    cos: Tensor | None
+    """(B or 1, S, 1, F) rotary table; None for learned positions."""
+    sin: Tensor | None
+    """The same of sines."""
+    mask: Tensor | None
+    """(B or 1, 1, S, S) bool, of layers that see all before them."""
+    window_mask: Tensor | None
+    """The same for layers with a sliding window."""
+    first_feature: int = 0
+    """Global index of the first hidden feature held here."""
+
+
+def rows_to_torch(
+    rows: layout.Rows,
+    arch: Arch,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Rows:
+    """Index arithmetic -> tensors on `device` for a model of `arch` that computes in `dtype`.
+
+    `seed` is the run's (dropout). Tables keep float64 and are float32 in every lower precision.
+    """
+
+    def move(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
+        return torch.from_numpy(np.array(array)).to(device)
+
+    step = torch.tensor(rows.step, dtype=torch.int64, device=device)
+    sample_ids_B, offsets_BS = move(rows.sample_ids), move(rows.offsets)
+    document_ids_BS = None if rows.document_ids is None else move(rows.document_ids)
+    valid_BS = None if rows.valid is None else move(rows.valid)
+    # Without documents all sequences hold the same columns: one row of tables serves them all.
+    alike = rows.document_ids is None and bool((rows.positions == rows.positions[:1]).all())
+    cos_BS1F, sin_BS1F = None, None
+    if arch.rope is not None:
+        positions_BS = move(rows.positions[:1] if alike else rows.positions)
+        table_dtype = torch.promote_types(dtype, torch.float32)
+        cos_BS1F, sin_BS1F = rotary_tables(arch.rope, arch.head_dim, positions_BS, table_dtype)
+
+    def mask(window: int) -> Tensor | None:
+        reaches = 0 < window <= int(rows.offsets.max(initial=0)) - int(rows.offsets.min(initial=0))
+        if not reaches and document_ids_BS is None and valid_BS is None:
+            return None
+        columns_BS = offsets_BS[:1] if alike and valid_BS is None else offsets_BS
+        return attention_mask(
+            columns_BS,
+            columns_BS,
+            window=window if reaches else 0,
+            query_documents_BS=document_ids_BS,
+            key_documents_BZ=document_ids_BS,
+            key_valid_BZ=valid_BS,
+        )
+
+    windows = {arch.window(layer) for layer in range(arch.layers)}
+    return Rows(
+        step=step,
+        sample_ids=sample_ids_B,
+        positions=move(rows.positions),
+        offsets=offsets_BS,
+        document_ids=document_ids_BS,
+        valid=valid_BS,
+        token_keys=token_keys(seed, step, sample_ids_B, offsets_BS),
+        cos=cos_BS1F,
+        sin=sin_BS1F,
+        mask=mask(0) if 0 in windows else None,
+        window_mask=mask(arch.sliding_window) if windows - {0} else None,
+        first_feature=rows.first_feature,
+    )
