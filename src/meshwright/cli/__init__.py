@@ -1,0 +1,1 @@
+"""The command line: parsing and printing. Commands import what they need when they run, never before."""

@@ -1,0 +1,10 @@
+"""The commands, one file each. A command exists when it stands in this tuple; help lists them in this order."""
+
+from __future__ import annotations
+
+from meshwright.cli.command import Command
+from meshwright.cli.commands import schema
+
+__all__ = ["COMMANDS"]
+
+COMMANDS: tuple[Command, ...] = (schema,)

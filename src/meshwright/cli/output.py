@@ -1,0 +1,56 @@
+"""What goes to the screen: JSON objects, error messages, logs. Colour only where a terminal shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+__all__ = ["logs_to_stderr", "print_error", "print_json", "print_styled"]
+
+
+def print_json(value: Mapping[str, Any], *, indent: int | None = None, stream: TextIO | None = None) -> None:
+    """Write one JSON object and a line end to ``stream`` (standard output). NaN and infinities are refused."""
+    text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
+    print(text, file=stream or sys.stdout, flush=True)
+
+
+def print_error(message: str) -> None:
+    """Write one message to standard error."""
+    print_styled(f"error: {message}", {r"^error:": "bold red"}, sys.stderr)
+
+
+def print_styled(text: str, styles: Mapping[str, str], stream: TextIO) -> None:
+    """Write ``text``; on a terminal what matches a pattern is styled, where ``NO_COLOR`` does not forbid it.
+
+    ``styles`` maps a regular expression to a rich style.
+    """
+    if not stream.isatty():
+        print(text, file=stream, flush=True)
+        return
+    from rich.console import Console  # reads NO_COLOR and TERM itself
+    from rich.text import Text
+
+    styled = Text(text)
+    for pattern, style in styles.items():
+        styled.highlight_regex(pattern, style)
+    Console(file=stream, soft_wrap=True).print(styled)
+
+
+@contextlib.contextmanager
+def logs_to_stderr() -> Iterator[None]:
+    """Send this project's log to standard error while a command runs."""
+    logger = logging.getLogger("meshwright")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

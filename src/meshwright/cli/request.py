@@ -1,0 +1,68 @@
+"""``[RUN.toml] [section.key=value ...]``: the words every command that takes a run has in common."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.config.errors import RequestError
+
+if TYPE_CHECKING:
+    from meshwright.config.schema import RunConfig
+
+__all__ = ["load", "run_file_arguments", "split_request"]
+
+
+def run_file_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run file and its overrides, one list of words called ``request``."""
+    parser.add_argument(
+        "request",
+        nargs="*",
+        metavar="RUN.toml | section.key=value",
+        help="a run file (without one: the built-in demonstration run), then keys that differ from it",
+    )
+
+
+def load(arguments: argparse.Namespace) -> RunConfig:
+    """Return the run asked for. Raises ``RequestError``."""
+    from meshwright.config.load import load_run
+
+    path, overrides = split_request(arguments.request)
+    return load_run(path, overrides)
+
+
+def split_request(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Tell the run file from the overrides: a word without ``=`` is the file. Raises ``RequestError``."""
+    overrides = [word for word in words if "=" in word]
+    files = [word for word in words if "=" not in word]
+    for position, word in enumerate(words):
+        if "=" in word.strip("=") or Path(word).exists():
+            continue
+        if _is_key(word.strip("=")) or word.startswith("="):
+            raise _torn(words, position)
+    if len(files) > 1:
+        raise RequestError(" ".join(files), "are several run files; one is wanted", (files[0], "section.key=value"))
+    return (Path(files[0]) if files else None), overrides
+
+
+def _torn(words: Sequence[str], position: int) -> RequestError:
+    """Put together an override that spaces have torn apart: ``mesh.dp 2``, ``mesh.dp = 2``, ``mesh.dp= 2``."""
+    start = max(0, position - 1) if words[position].startswith("=") else position
+    key = words[start].strip("=")
+    given, value = [words[start]], "VALUE"
+    for word in words[start + 1 : start + 3]:
+        if "=" in word.strip("=") or _is_key(word):
+            break
+        given.append(word)
+        if word.strip("="):
+            value = word.strip("=")
+            break
+    return RequestError(" ".join(given), "an override is one word, without spaces around =", (f"{key}={value}",))
+
+
+def _is_key(word: str) -> bool:
+    from meshwright.config.keys import key_names
+
+    return word in key_names()

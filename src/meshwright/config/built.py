@@ -1,0 +1,116 @@
+"""Which parts run so far. A key of a part that is not built is accepted at the values below, and refused otherwise.
+
+A part that is built loses its line here, and nothing else changes. Only commands that run something call
+``check_built``: prices are told for what does not run yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.config.choices import Dtype, Family, OptimizerKind
+from meshwright.config.errors import RequestError
+from meshwright.config.problems import shown
+from meshwright.config.schema import RunConfig
+
+__all__ = ["UNBUILT", "Unbuilt", "check_built"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unbuilt:
+    """A key whose part does not run yet: its ``section.key``, what the part is called, and the values that do run.
+
+    Without values only the key's default runs.
+    """
+
+    key: str
+    part: str
+    runs: tuple[object, ...] = ()
+
+
+UNBUILT: tuple[Unbuilt, ...] = (
+    Unbuilt("mesh.tp", "tensor parallelism"),
+    Unbuilt("mesh.pp", "pipeline parallelism"),
+    Unbuilt("mesh.cp", "context parallelism"),
+    Unbuilt("mesh.ep", "expert parallelism"),
+    Unbuilt("parallel.zero", "ZeRO"),
+    Unbuilt("parallel.zero_shard_within", "hybrid sharding"),
+    Unbuilt("parallel.reshard_after_forward", "ZeRO stage 3"),
+    Unbuilt("parallel.asynchronous_tensor", "tensor parallelism"),
+    Unbuilt("parallel.schedule", "pipeline parallelism"),
+    Unbuilt("parallel.chunks", "pipeline parallelism"),
+    Unbuilt("parallel.stages", "pipeline parallelism"),
+    Unbuilt("parallel.context", "context parallelism"),
+    Unbuilt("parallel.context_inner", "context parallelism"),
+    Unbuilt("parallel.recompute", "recomputation"),
+    Unbuilt("parallel.offload", "offload"),
+    Unbuilt("parallel.offload_to", "offload"),
+    Unbuilt("parallel.compile", "compilation"),
+    Unbuilt("moe.balance", "mixture of experts"),
+    Unbuilt("moe.auxiliary_loss", "mixture of experts"),
+    Unbuilt("moe.z_loss", "mixture of experts"),
+    Unbuilt("moe.statistic", "mixture of experts"),
+    Unbuilt("moe.capacity", "mixture of experts"),
+    Unbuilt("model.family", "this family", (None, Family.LLAMA)),
+    Unbuilt("model.hf", "import from Hugging Face"),
+    Unbuilt("model.weights", "import from Hugging Face"),
+    Unbuilt("model.dropout", "dropout"),
+    Unbuilt("model.rope_scaling", "rotary scaling"),
+    Unbuilt("model.sliding_window", "the sliding window", (None, 0)),
+    Unbuilt("model.qkv_bias", "query, key and value biases", (None, False)),
+    Unbuilt("model.qk_norm", "query and key norms", (None, False)),
+    Unbuilt("model.experts", "mixture of experts", (None, 0)),
+    Unbuilt("data.tokenizer", "tokenizers from files"),
+    Unbuilt("data.text_field", "reading .jsonl and .parquet"),
+    Unbuilt("data.dtype", "reading raw .bin token files"),
+    Unbuilt("data.documents", "document masks"),
+    Unbuilt("optimizer.kind", "this optimizer", (OptimizerKind.ADAMW, OptimizerKind.SGD)),
+    Unbuilt("precision.compute", "low precision", (Dtype.FLOAT32, Dtype.FLOAT64)),
+    Unbuilt("checkpoint.every", "checkpointing"),
+    Unbuilt("checkpoint.keep", "checkpointing"),
+    Unbuilt("checkpoint.asynchronous", "checkpointing"),
+    Unbuilt("checkpoint.resume", "checkpointing"),
+    Unbuilt("checkpoint.accept_changes", "checkpointing"),
+    Unbuilt("survive.heartbeat_seconds", "surviving failures"),
+    Unbuilt("survive.restarts", "surviving failures"),
+    Unbuilt("survive.on_loss", "surviving failures"),
+    Unbuilt("survive.on_nonfinite", "surviving failures"),
+    Unbuilt("track.tensorboard", "TensorBoard"),
+    Unbuilt("track.wandb", "Weights & Biases"),
+)
+
+
+def check_built(run: RunConfig) -> None:
+    """Raise a ``RequestError`` that names every key of ``run`` whose part does not run yet."""
+    given, default = run.tables(), RunConfig().tables()
+    problems = []
+    for entry in UNBUILT:
+        runs = entry.runs or (_value(default, entry.key),)
+        value = _value(given, entry.key)
+        if value not in runs:
+            works = [f"{entry.key} = {shown(each)}" for each in runs if each is not None]
+            problems.append(RequestError(f"{entry.key} = {shown(value)}", f"{entry.part} is not built yet", works))
+    problems.extend(_mixed(run) if not problems else ())
+    if problems:
+        raise RequestError.joined(problems)
+
+
+def _mixed(run: RunConfig) -> list[RequestError]:
+    """Return a problem for each type that is not the compute type."""
+    compute = run.precision.compute
+    return [
+        RequestError(
+            f'precision.{key} = "{dtype}" with precision.compute = "{compute}"',
+            "mixed precision is not built yet",
+            (f'precision.{key} = "{compute}"',),
+        )
+        for key, dtype in (("reduce", run.precision.reduce), ("master", run.precision.master))
+        if dtype is not compute
+    ]
+
+
+def _value(tables: Mapping[str, Any], key: str) -> object:
+    section, name = key.split(".")
+    return tables[section].get(name)
