@@ -9,12 +9,12 @@ the batch size or on the layout.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from math import isqrt
 
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.config.choices import Order
 from meshwright.layout.rows import Integers
 
 _Words = npt.NDArray[np.uint64]
@@ -23,13 +23,6 @@ _ROUNDS = 12  # below 12 the orders of five or six samples are measurably uneven
 _MAX_SAMPLES = 1 << 62
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
-
-
-class Order(StrEnum):
-    """How the training samples are ordered."""
-
-    SHUFFLED = "shuffled"
-    SEQUENTIAL = "sequential"
 
 
 def sample_ids(order: Order, seed: int, num_samples: int, start: int, count: int) -> Integers:

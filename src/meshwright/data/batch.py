@@ -1,0 +1,54 @@
+"""Batches: what a forward pass is given, still in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.layout.rows import PADDING_SAMPLE, Integers, Rows, part_of, take_columns
+
+IGNORED = -100
+"""The label of a token that is not trained."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """B sequences of S tokens. Labels are shifted already: they may be cut along S anywhere."""
+
+    inputs: Integers
+    """(B, S) tokens, int64."""
+    labels: Integers
+    """(B, S) the token that follows each, int64; -100 where it is not trained."""
+    rows: Rows
+
+    @property
+    def num_sequences(self) -> int:
+        return int(self.inputs.shape[0])
+
+    @property
+    def trained_tokens(self) -> int:
+        """Labels that count."""
+        return int(np.count_nonzero(self.labels != IGNORED))
+
+    def part(self, index: int, count: int) -> Batch:
+        """The sequences of one of `count` ranks of the batch group: equal contiguous runs, by batch coordinate."""
+        span = part_of(self.num_sequences, index, count)
+        return Batch(self.inputs[span], self.labels[span], self.rows.part(index, count))
+
+    def micro(self, index: int, count: int) -> Batch:
+        """The `index`-th of this rank's `count` micro-batches; cut as `part` cuts."""
+        return self.part(index, count)
+
+    def columns(self, index: Integers) -> Batch:
+        """Tokens `index` of each sequence, (K,) or (B, K): one coordinate's share of the context axis."""
+        return Batch(take_columns(self.inputs, index), take_columns(self.labels, index), self.rows.columns(index))
+
+
+def evaluation_ids(num_samples: int, start: int, count: int) -> Integers:
+    """(count,) ids start, start + 1, .. of a split in order, filled up with -1 (padding) past its end.
+
+    So that every rank sees the same shape in the last batch of an evaluation.
+    """
+    ids = start + np.arange(count, dtype=np.int64)
+    return np.where(ids < num_samples, ids, PADDING_SAMPLE)
