@@ -1,0 +1,62 @@
+"""The ledger: calls and bytes of one step on one rank, one row a (group, operation, phase).
+
+The prediction is a sum over the program. What a run measured is the same sum over the transfers that it saw, so the
+two are compared for equality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from meshwright.layout.groups import GroupName
+from meshwright.plan.action import Kind, Phase
+from meshwright.plan.folds.traffic import Operation, Transfer, Transport, transfer
+from meshwright.plan.plan import Plan
+from meshwright.plan.program import program
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Sums over the calls of one (group, operation, phase), in bytes; `ranks` is the size of the group."""
+
+    group: GroupName
+    ranks: int
+    operation: Operation
+    phase: Phase
+    calls: int
+    payload_bytes: int
+    sent_bytes: int
+    wire_bytes: int
+
+
+def ledger(
+    plan: Plan, rank: int, kind: Kind = Kind.TRAIN, transport: Transport = Transport.DIRECT
+) -> tuple[Row, ...]:
+    """What `rank` sends in one step, without evaluation, checkpoint or first-step checks."""
+    steps = program(plan, rank, kind)
+    sent = (transfer(plan, steps, action) for action in steps.actions)
+    return tally((each for each in sent if each is not None), transport)
+
+
+def tally(transfers: Iterable[Transfer], transport: Transport) -> tuple[Row, ...]:
+    """Transfers added up into rows, ordered by group, operation and phase as these are declared."""
+    calls: dict[Transfer, int] = {}
+    for each in transfers:
+        calls[each] = calls.get(each, 0) + 1
+    sums: dict[tuple[GroupName, int, Operation, Phase], list[int]] = {}
+    for each, count in calls.items():
+        row = sums.setdefault((each.group, each.ranks, each.operation, each.phase), [0, 0, 0, 0])
+        figures = (1, each.payload_bytes, each.sent_bytes, each.wire_bytes(transport))
+        row[:] = [total + count * figure for total, figure in zip(row, figures, strict=True)]
+    return tuple(Row(*key, *sums[key]) for key in sorted(sums, key=_place))
+
+
+def _place(key: tuple[GroupName, int, Operation, Phase]) -> tuple[int, int, int, int]:
+    group, ranks, operation, phase = key
+    return _GROUPS[group], ranks, _OPERATIONS[operation], _PHASES[phase]
+
+
+_GROUPS = {name: index for index, name in enumerate(GroupName)}
+_OPERATIONS = {name: index for index, name in enumerate(Operation)}
+_PHASES = {name: index for index, name in enumerate(Phase)}

@@ -1,0 +1,133 @@
+"""What an action sends: the one place where an action becomes a collective with a size.
+
+| action               | operation      | payload                                                           |
+|----------------------|----------------|-------------------------------------------------------------------|
+| count                | all_reduce     | one int64                                                         |
+| sum of the loss      | all_reduce     | one float64                                                       |
+| norm                 | all_reduce     | NORM_FLOATS float64                                               |
+| sum, stage 0         | all_reduce     | the bucket, reduce dtype                                          |
+| sum, stage 1 .. 3    | reduce_scatter | the bucket, reduce dtype                                          |
+| sum, copy and tied   | all_reduce     | what the sum before left: the bucket (stage 0) or the rank's shard |
+| gather, publish      | all_gather     | the bucket, compute dtype                                         |
+| send                 | send           | a micro-batch of hidden states or of their cotangents             |
+
+A receive sends nothing and is no traffic of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from meshwright.layout.groups import GroupName, groups
+from meshwright.plan.action import Action, Op, Phase, What
+from meshwright.plan.buckets import Bucket, sharding_group
+from meshwright.plan.norm import NORM_FLOATS
+from meshwright.plan.plan import Plan
+from meshwright.plan.program import Program
+
+SCALAR_BYTES = 8  # the count is an int64; loss and norm are float64
+
+
+class Operation(StrEnum):
+    """The logical operation: a row of the ledger names it whatever moves the bytes."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+    SEND = "send"
+
+
+class Transport(Enum):
+    """What moves the bytes.
+
+    GLOO    gloo's own collectives: rings, but its reduce-scatter moves what an all-reduce moves
+    DIRECT  every rank sends each other rank that rank's shard, point to point; an all-reduce stays a ring
+    NCCL    rings
+    """
+
+    GLOO = "gloo"
+    DIRECT = "direct"
+    NCCL = "nccl"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One call of a collective, or one send, by one rank.
+
+    `payload_bytes`: the whole tensor for all-gather, reduce-scatter and all-reduce; the message for a send; the send
+    buffer for an all-to-all.
+    """
+
+    group: GroupName
+    ranks: int
+    operation: Operation
+    phase: Phase
+    payload_bytes: int
+
+    @property
+    def sent_bytes(self) -> int:
+        """What the operation makes this rank send on a ring (Patarasuk and Yuan 2009), rounded down."""
+        return self._rounds(self.operation) * self.payload_bytes // self.ranks
+
+    def wire_bytes(self, transport: Transport) -> int:
+        """What this rank puts on the wire, rounded down."""
+        moved = self.operation
+        if transport is Transport.GLOO and moved is Operation.REDUCE_SCATTER:
+            moved = Operation.ALL_REDUCE
+        return self._rounds(moved) * self.payload_bytes // self.ranks
+
+    def _rounds(self, operation: Operation) -> int:
+        """How many ranks-th parts of the payload a rank sends."""
+        match operation:
+            case Operation.SEND | Operation.BROADCAST:
+                return self.ranks
+            case Operation.ALL_REDUCE:
+                return 2 * (self.ranks - 1)
+            case _:
+                return self.ranks - 1
+
+
+def transfer(plan: Plan, program: Program, action: Action) -> Transfer | None:
+    """What `action` sends when it is launched; None where it launches nothing, or only receives."""
+    if not action.launches or action.group is None or action.op is Op.RECEIVE:
+        return None
+    ranks = groups(plan.degrees, plan.sharding.within)[action.group].size
+    operation, payload = _operation(plan, program, action)
+    return Transfer(action.group, ranks, operation, action.phase, payload)
+
+
+def border_elements(plan: Plan) -> int:
+    """Elements of what crosses a border between stages: micro-batch x tokens held x hidden."""
+    return plan.batch.micro * (plan.data.sequence_length // plan.degrees.cp) * plan.arch.hidden
+
+
+def _operation(plan: Plan, program: Program, action: Action) -> tuple[Operation, int]:
+    """The operation and its payload in bytes."""
+    match action.op:
+        case Op.COUNT:
+            return Operation.ALL_REDUCE, SCALAR_BYTES
+        case Op.NORM:
+            return Operation.ALL_REDUCE, NORM_FLOATS * SCALAR_BYTES
+        case Op.SEND:
+            return Operation.SEND, border_elements(plan) * plan.precision.compute.num_bytes
+        case Op.GATHER | Op.PUBLISH:
+            return Operation.ALL_GATHER, program.buckets[action.bucket].numel * plan.precision.compute.num_bytes
+        case Op.SUM if action.what is What.LOSS:
+            return Operation.ALL_REDUCE, SCALAR_BYTES
+        case Op.SUM:
+            return _sum(plan, program.buckets[action.bucket], action)
+        case _:
+            raise ValueError(f"{action.op.value} sends nothing")
+
+
+def _sum(plan: Plan, bucket: Bucket, action: Action) -> tuple[Operation, int]:
+    over = sharding_group(plan, bucket.replicas)
+    width = plan.precision.reduce.num_bytes
+    if not plan.sharding.stage:
+        return Operation.ALL_REDUCE, bucket.numel * width
+    if action.group is over.name:
+        return Operation.REDUCE_SCATTER, bucket.numel * width
+    return Operation.ALL_REDUCE, bucket.numel // over.size * width  # the shard that the scatter left
