@@ -28,6 +28,26 @@ class Rectangle:
         extent = tuple(min(a, b) - first for a, b, first in zip(self.stop, other.stop, start, strict=True))
         return Rectangle(start, extent) if all(size > 0 for size in extent) else None
 
+    def minus(self, other: Rectangle) -> Iterator[Rectangle]:
+        """What `other` leaves of it, as at most two disjoint rectangles a dimension.
+
+        1 1 1 1 1        1, 2: before and after on dimension 0
+        3 x x x 4        3, 4: the same on dimension 1, between them
+        2 2 2 2 2
+        """
+        shared = self.intersect(other)
+        if shared is None:
+            yield self
+            return
+        start, stop = list(self.start), list(self.stop)
+        for dim, (low, high) in enumerate(zip(shared.start, shared.stop, strict=True)):
+            for first, last in ((start[dim], low), (high, stop[dim])):
+                if first < last:
+                    corner = (*start[:dim], first, *start[dim + 1 :])
+                    end = (*stop[:dim], last, *stop[dim + 1 :])
+                    yield Rectangle(corner, tuple(b - a for a, b in zip(corner, end, strict=True)))
+            start[dim], stop[dim] = low, high
+
     def within(self, outer: Rectangle) -> Rectangle:
         """The same elements, counted from the corner of `outer`."""
         return Rectangle(tuple(a - b for a, b in zip(self.start, outer.start, strict=True)), self.extent)
