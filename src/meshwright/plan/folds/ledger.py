@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Kind, Phase
-from meshwright.plan.folds.traffic import Operation, Transfer, Transport, transfer
+from meshwright.plan.folds.traffic import Operation, Transfer, Transport, sent_bytes, transfer, wire_bytes
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import program
 
@@ -40,23 +40,16 @@ def ledger(
 
 
 def tally(transfers: Iterable[Transfer], transport: Transport) -> tuple[Row, ...]:
-    """Transfers added up into rows, ordered by group, operation and phase as these are declared."""
+    """Transfers added up into rows, in the order of their first call."""
     calls: dict[Transfer, int] = {}
     for each in transfers:
         calls[each] = calls.get(each, 0) + 1
     sums: dict[tuple[GroupName, int, Operation, Phase], list[int]] = {}
     for each, count in calls.items():
-        row = sums.setdefault((each.group, each.ranks, each.operation, each.phase), [0, 0, 0, 0])
-        figures = (1, each.payload_bytes, each.sent_bytes, each.wire_bytes(transport))
-        row[:] = [total + count * figure for total, figure in zip(row, figures, strict=True)]
-    return tuple(Row(*key, *sums[key]) for key in sorted(sums, key=_place))
-
-
-def _place(key: tuple[GroupName, int, Operation, Phase]) -> tuple[int, int, int, int]:
-    group, ranks, operation, phase = key
-    return _GROUPS[group], ranks, _OPERATIONS[operation], _PHASES[phase]
-
-
-_GROUPS = {name: index for index, name in enumerate(GroupName)}
-_OPERATIONS = {name: index for index, name in enumerate(Operation)}
-_PHASES = {name: index for index, name in enumerate(Phase)}
+        operation, payload, ranks = each.operation, each.payload_bytes, each.ranks
+        row = sums.setdefault((each.group, ranks, operation, each.phase), [0, 0, 0, 0])
+        row[0] += count
+        row[1] += count * payload
+        row[2] += count * sent_bytes(operation, payload, ranks)
+        row[3] += count * wire_bytes(transport, operation, payload, ranks)
+    return tuple(Row(*key, *row) for key, row in sums.items())

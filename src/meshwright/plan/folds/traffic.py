@@ -67,27 +67,23 @@ class Transfer:
     phase: Phase
     payload_bytes: int
 
-    @property
-    def sent_bytes(self) -> int:
-        """What the operation makes this rank send on a ring (Patarasuk and Yuan 2009), rounded down."""
-        return self._rounds(self.operation) * self.payload_bytes // self.ranks
 
-    def wire_bytes(self, transport: Transport) -> int:
-        """What this rank puts on the wire, rounded down."""
-        moved = self.operation
-        if transport is Transport.GLOO and moved is Operation.REDUCE_SCATTER:
-            moved = Operation.ALL_REDUCE
-        return self._rounds(moved) * self.payload_bytes // self.ranks
+def sent_bytes(operation: Operation, payload_bytes: int, ranks: int) -> int:
+    """What the operation makes one of `ranks` ranks send on a ring (Patarasuk and Yuan 2009), rounded down."""
+    match operation:
+        case Operation.SEND | Operation.BROADCAST:
+            return payload_bytes
+        case Operation.ALL_REDUCE:
+            return 2 * (ranks - 1) * payload_bytes // ranks
+        case _:
+            return (ranks - 1) * payload_bytes // ranks
 
-    def _rounds(self, operation: Operation) -> int:
-        """How many ranks-th parts of the payload a rank sends."""
-        match operation:
-            case Operation.SEND | Operation.BROADCAST:
-                return self.ranks
-            case Operation.ALL_REDUCE:
-                return 2 * (self.ranks - 1)
-            case _:
-                return self.ranks - 1
+
+def wire_bytes(transport: Transport, operation: Operation, payload_bytes: int, ranks: int) -> int:
+    """What one rank puts on the wire, rounded down."""
+    if transport is Transport.GLOO and operation is Operation.REDUCE_SCATTER:
+        operation = Operation.ALL_REDUCE
+    return sent_bytes(operation, payload_bytes, ranks)
 
 
 def transfer(plan: Plan, program: Program, action: Action) -> Transfer | None:
