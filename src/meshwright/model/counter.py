@@ -89,7 +89,7 @@ def fill(
         low < 0 or size < 0 or low + size > whole for low, size, whole in zip(start, extent, shape, strict=True)
     ):
         raise ValueError(f"rectangle at {tuple(start)} of {tuple(extent)} does not lie inside {name} {tuple(shape)}")
-    box = out.view(*extent)
+    box = out.view(tuple(extent))
     if not init.std:
         box.fill_(init.constant)
         return
