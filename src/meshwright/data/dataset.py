@@ -1,8 +1,8 @@
 """Opening the data of a run: from the [data] section to two splits of samples.
 
-    source --locate--> files --read--> documents --tokenise--> token cache --+
-                         |                                                   +--> stream --> samples --> train | eval
-                         +------------- token files, mapped as they are -----+
+source --locate--> files --read--> documents --tokenise--> token cache --+
+                     |                                                   +--> stream --> samples --> train | eval
+                     +------------- token files, mapped as they are -----+
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ def _text_corpus(located: Located, settings: DataSettings, tokenizer: Tokenizer,
 
 def _token_corpus(located: Located, settings: DataSettings, tokenizer: Tokenizer, cache_folder: Path) -> Corpus:
     shards = open_shards(located.files, settings.dtype)
-    content = remembered([file for shard in shards for file in shard.files], cache_folder, lambda: measure_tokens(shards))
+    files = [file for shard in shards for file in shard.files]
+    content = remembered(files, cache_folder, lambda: measure_tokens(shards))
     largest = content.largest_token or 0
     known: Tokenizer | None = tokenizer
     if largest >= tokenizer.vocab_size:

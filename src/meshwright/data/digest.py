@@ -18,7 +18,7 @@ _RACY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Digest (xxh3, 128 bits, hexadecimal) of files in order, their size, and their largest token where they hold tokens.
+    """Digest (xxh3, 128 bits, hexadecimal) of files in order, their size, and their largest token if they hold tokens.
 
     Names and places do not enter: a corpus that moved is the same corpus.
     """

@@ -1,8 +1,8 @@
 """From a stream of tokens to samples: which tokens sample i reads, and which samples train.
 
-    tokens   0 1 2 .. S | S+1 .. 2S | .. | nS-S+1 .. nS | dropped        sample i reads i*S .. i*S+S, inputs and labels
-    sample      0       |     1     | .. |     n-1      |                overlap by one token, so each is a label once
-                            train        |    eval
+tokens   0 1 2 .. S | S+1 .. 2S | .. | nS-S+1 .. nS | dropped        sample i reads i*S .. i*S+S, inputs and labels
+sample      0       |     1     | .. |     n-1      |                overlap by one token, so each is a label once
+                        train        |    eval
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def plan_samples(num_tokens: int, sequence_length: int, eval_fraction: float) ->
     num_samples = max(num_tokens - 1, 0) // sequence_length
     if num_samples == 0:
         rule = f"the data has {num_tokens} tokens, a sample needs sequence_length + 1"
-        raise RequestError(f"data.sequence_length = {sequence_length}", rule, [num_tokens - 1] if num_tokens > 1 else [])
+        works = [num_tokens - 1] if num_tokens > 1 else []
+        raise RequestError(f"data.sequence_length = {sequence_length}", rule, works)
     num_eval = min(round(num_samples * eval_fraction), num_samples - 1)
     if eval_fraction > 0 and num_samples > 1:
         num_eval = max(num_eval, 1)

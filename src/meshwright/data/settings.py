@@ -12,7 +12,7 @@ class DataSettings(Protocol):
 
     @property
     def source(self) -> str:
-        """"python", or a path or glob of text or token files."""
+        """The name "python", or a path or glob of text or token files."""
 
     @property
     def text_field(self) -> str:
@@ -24,7 +24,7 @@ class DataSettings(Protocol):
 
     @property
     def tokenizer(self) -> str:
-        """"bytes", or a tokenizer.json or a folder that holds one."""
+        """The name "bytes", or a tokenizer.json or a folder that holds one."""
 
     @property
     def sequence_length(self) -> int:

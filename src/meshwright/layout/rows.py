@@ -83,9 +83,7 @@ class Rows:
         return replace(self, first_feature=first)
 
 
-def whole_rows(
-    step: int, sample_ids: Integers, sequence_length: int, document_ids: Integers | None = None
-) -> Rows:
+def whole_rows(step: int, sample_ids: Integers, sequence_length: int, document_ids: Integers | None = None) -> Rows:
     """Rows of whole sequences: sample_ids (B,), document_ids (B, S) or None -> (B, S).
 
     With document ids, positions start again at each document. Sequences with a negative id are padding.

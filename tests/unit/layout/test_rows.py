@@ -105,7 +105,8 @@ def test_layouts_are_bijections_with_equal_shares(lengths: list[int], degree: in
     layouts.append(head_tail_columns_by_document(ids, degree)[:, 0])
     tokens = np.arange(length)
     for columns in layouts:
-        assert columns.shape == (degree, length // degree) and columns.dtype == np.int64
+        assert columns.shape == (degree, length // degree)
+        assert columns.dtype == np.int64
         assert list(tokens[columns].reshape(-1)[inverse_columns(columns)]) == list(tokens)
 
 
@@ -113,8 +114,9 @@ def test_layouts_are_bijections_with_equal_shares(lengths: list[int], degree: in
 def test_work_by_document_is_near_even(lengths: list[int], degree: int) -> None:
     """Equal but for the leftovers: fewer than 2C tokens a document, each at most its document's length of work."""
     lengths.append(-sum(lengths) % (2 * degree) + 2 * degree)
-    rows = whole_rows(0, np.array([0]), sum(lengths), documents(*lengths))
-    work = [int((rows.columns(c).positions + 1).sum()) for c in head_tail_columns_by_document(rows.document_ids, degree)]
+    ids = documents(*lengths)
+    held = held_by(whole_rows(0, np.array([0]), sum(lengths), ids), head_tail_columns_by_document(ids, degree))
+    work = [int((rows.positions + 1).sum()) for rows in held]
     assert max(work) - min(work) <= 2 * sum(lengths)
 
 
@@ -139,7 +141,9 @@ def test_features_change_nothing_else() -> None:
     rows = whole_rows(5, np.array([4]), 8)
     assert rows.first_feature == 0
     moved = rows.features(64)
-    assert moved.first_feature == 64 and moved.offsets is rows.offsets and moved.step == 5
+    assert moved.first_feature == 64
+    assert moved.offsets is rows.offsets
+    assert moved.step == 5
 
 
 @pytest.mark.parametrize(("length", "degree"), [(18, 4), (16, 0), (4, 4)])

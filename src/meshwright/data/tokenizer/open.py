@@ -7,7 +7,7 @@ from meshwright.data.tokenizer.tokenizer import Tokenizer
 
 
 def open_tokenizer(named: str) -> Tokenizer:
-    """ "bytes", or the tokenizer of a tokenizer.json or of a folder that holds one. Raises RequestError."""
+    """The built-in "bytes", or the tokenizer of a tokenizer.json or of a folder that holds one. Raises RequestError."""
     if named == "bytes":
         return ByteTokenizer()
     from meshwright.data.tokenizer.huggingface import HuggingFaceTokenizer

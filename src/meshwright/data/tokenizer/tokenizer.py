@@ -23,6 +23,10 @@ class Encoded:
     trained: Flags | None = None
 
 
+class ChatError(Exception):
+    """A conversation that the chat template does not take: why."""
+
+
 class Tokenizer(Protocol):
     """Text to tokens and back. No token is added that the text does not hold; documents are ended by the cache."""
 
@@ -51,7 +55,7 @@ class Tokenizer(Protocol):
     def render_chat(self, messages: list[dict[str, Any]]) -> list[Piece]:
         """Documents of a conversation, trained on the assistant's turns only.
 
-        Raises ValueError for a conversation that the template refuses, RequestError where there is no template.
+        Raises ChatError for a conversation that the template refuses, RequestError where there is no template.
         """
 
 

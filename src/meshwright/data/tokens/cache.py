@@ -62,9 +62,7 @@ class NothingAcceptedError(Exception):
         self.counts = counts
 
 
-def cached_tokens(
-    folder: Path, key: str, tokenizer: Tokenizer, read: Callable[[], Documents]
-) -> tuple[Shard, Counts]:
+def cached_tokens(folder: Path, key: str, tokenizer: Tokenizer, read: Callable[[], Documents]) -> tuple[Shard, Counts]:
     """The tokens of `read()`'s documents, built unless `folder` holds them under `key` already.
 
     Raises NothingAcceptedError, and RequestError where the folder cannot be written. An error leaves nothing behind.
@@ -135,7 +133,9 @@ def _tokenise(documents: Documents, tokenizer: Tokenizer, writer: TokenWriter) -
         for piece, encoded in zip(pieces, tokenizer.encode(pieces), strict=True):
             writer.add(encoded.tokens, encoded.trained)
             if piece.ends_document:
-                writer.add(end, np.array([piece.trains_end]))
+                ended = encoded.tokens[-1:] == end  # a chat template may write the token itself
+                if not ended.all() or not ended.size:
+                    writer.add(end, np.array([piece.trains_end]))
                 writer.end_document()
     return Counts(writer.num_documents, writer.num_tokens, writer.num_trained, empty, bad, tuple(problems))
 

@@ -1,7 +1,7 @@
 """Megatron-LM's indexed dataset: tokens in .bin, sequences and documents in .idx (its `indexed_dataset.py`).
 
-    .idx  "MMIDIDX\\0\\0" | version 1, u64 | type, u8 | sequences n, u64 | documents m, u64
-          | lengths i32[n] | byte offsets i64[n] | first sequence of each document i64[m], the last being n | [modes]
+.idx  "MMIDIDX\\0\\0" | version 1, u64 | type, u8 | sequences n, u64 | documents m, u64
+      | lengths i32[n] | byte offsets i64[n] | first sequence of each document i64[m], the last being n | [modes]
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from meshwright.layout.rows import Integers
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
-_TYPES = {1: np.dtype("u1"), 3: np.dtype("<i2"), 4: np.dtype("<i4"), 5: np.dtype("<i8"), 8: np.dtype("<u2")}
+_TYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype("u1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    8: np.dtype("<u2"),
+}
 _CHECKED_SEQUENCES = 1 << 20
 
 
@@ -54,7 +60,7 @@ def open_megatron(bin_file: Path, idx_file: Path) -> tuple[npt.NDArray[np.intege
     with idx_file.open("rb") as stream:
         header = stream.read(_HEADER.size)
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-        raise RequestError(str(idx_file), "is no index of Megatron's format (MMIDIDX): remove it to read .bin as tokens")
+        raise RequestError(str(idx_file), "is no MMIDIDX index", ["without .idx the .bin is read as raw tokens"])
     _, version, code, num_sequences, num_starts = _HEADER.unpack(header)
     if version != 1 or code not in _TYPES:
         raise RequestError(str(idx_file), f"has version {version} and type {code}", ["version 1 with integer tokens"])

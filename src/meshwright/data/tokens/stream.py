@@ -1,8 +1,8 @@
 """One stream of tokens over memory-mapped shards; nothing of it is held, all its indices are 64-bit.
 
-        shard 0            shard 1                 shard 2
-    |--d--|----d----|  |---d---|-d-|--d--|  |---------d---------|          d  documents (a shard begins one)
-    0               first[1]             first[2]            num_tokens
+    shard 0            shard 1                 shard 2
+|--d--|----d----|  |---d---|-d-|--d--|  |---------d---------|          d  documents (a shard begins one)
+0               first[1]             first[2]            num_tokens
 """
 
 from __future__ import annotations
