@@ -52,6 +52,8 @@ FAMILIES: Mapping[Family, Arch] = {
 SHAPES: Mapping[Family, str] = {
     Family.BLOOM: "linear position biases (ALiBi) are not built",
     Family.DEEPSEEK_V3: "latent attention and group-limited routing are not built",
+    Family.MIXTRAL: "routed experts are not built yet",
+    Family.QWEN3_MOE: "routed experts are not built yet",
 }
 """Families that can be priced but not run, and why."""
 
@@ -75,6 +77,9 @@ _EXPERT_FIELDS = {
     "shared_experts": "shared",
     "dense_layers": "dense_layers",
 }
+MODEL_FIELDS = (*_PLAIN, *_EXPERT_FIELDS, "rope_theta", "rope_scaling")
+"""The fields that `arch_from_fields` reads, as the run file's [model] table names them (and `latent`, in shapes)."""
+
 _ROPE_FIELDS = {
     "kind": "scaling",
     "factor": "factor",
