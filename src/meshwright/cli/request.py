@@ -49,7 +49,9 @@ def split_request(words: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 def _torn(words: Sequence[str], position: int) -> RequestError:
     """Put together an override that spaces have torn apart: ``mesh.dp 2``, ``mesh.dp = 2``, ``mesh.dp= 2``."""
-    start = max(0, position - 1) if words[position].startswith("=") else position
+    start = position - 1 if words[position].startswith("=") else position
+    if start < 0 or not _is_key(words[start].strip("=")):
+        return RequestError(words[position], "has no key before =", ("section.key=value",))
     key = words[start].strip("=")
     given, value = [words[start]], "VALUE"
     for word in words[start + 1 : start + 3]:

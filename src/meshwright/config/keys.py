@@ -96,14 +96,7 @@ def nearest_keys(key: Key) -> tuple[str, ...]:
     close = tuple(prefix + name for name in difflib.get_close_matches(last, siblings, n=2, cutoff=0.6))
     by_name = {name.rsplit(".", 1)[-1]: name for name in reversed(every)}
     anywhere = tuple(by_name[name] for name in difflib.get_close_matches(last, by_name, n=2, cutoff=0.7))
-    return (
-        _ELSEWHERE.get(last, ())
-        or same_name
-        or close
-        or anywhere
-        or tuple(difflib.get_close_matches(".".join(key), every, n=2, cutoff=0.5))
-        or tuple(prefix + name for name in siblings)
-    )
+    return _ELSEWHERE.get(last, ()) or same_name or close or anywhere or tuple(prefix + name for name in siblings)
 
 
 def _siblings(path: Key) -> tuple[str, ...]:

@@ -84,5 +84,5 @@ def _toml_value(value: str) -> Any:
 
 
 def _quoted(match: re.Match[str]) -> str:
-    string, word = match.groups()
-    return string if word is None or word in _TOML_WORDS else f'"{word}"'
+    word = match[2]
+    return match[0] if word is None or word in _TOML_WORDS else f'"{word}"'
