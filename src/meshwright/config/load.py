@@ -59,6 +59,10 @@ def dump_run(run: RunConfig) -> str:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of run files, for editors."""
     schema = RunConfig.model_json_schema(by_alias=True)
+    for table in (schema, *schema["$defs"].values()):
+        for key in table.get("properties", {}).values():
+            if isinstance(key.get("default"), dict) or key.get("default", 0) is None:
+                del key["default"]  # a table's keys tell their own; TOML has no null
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

@@ -141,3 +141,6 @@ def test_the_json_schema_knows_every_table_and_refuses_other_keys():
     assert all(each["additionalProperties"] is False for each in schema["$defs"].values() if "properties" in each)
     assert "global" in schema["$defs"]["BatchConfig"]["properties"]
     assert not schema.get("required")
+    assert schema["$defs"]["ModelConfig"]["properties"]["preset"]["default"] == "demo"
+    assert schema["$defs"]["TrainConfig"]["properties"]["steps"]["default"] == 250
+    assert "default" not in schema["$defs"]["ModelConfig"]["properties"]["hf"]
