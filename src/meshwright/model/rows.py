@@ -68,26 +68,27 @@ def rows_to_torch(
         return torch.from_numpy(np.array(array)).to(device)
 
     step = torch.tensor(rows.step, dtype=torch.int64, device=device)
-    sample_ids_B, offsets_BS = move(rows.sample_ids), move(rows.offsets)
+    sample_ids_B, positions_BS, offsets_BS = move(rows.sample_ids), move(rows.positions), move(rows.offsets)
     document_ids_BS = None if rows.document_ids is None else move(rows.document_ids)
     valid_BS = None if rows.valid is None else move(rows.valid)
     # Without documents all sequences hold the same columns: one row of tables serves them all.
     alike = rows.document_ids is None and bool((rows.positions == rows.positions[:1]).all())
     cos_BS1F, sin_BS1F = None, None
     if arch.rope is not None:
-        positions_BS = move(rows.positions[:1] if alike else rows.positions)
         table_dtype = torch.promote_types(dtype, torch.float32)
-        cos_BS1F, sin_BS1F = rotary_tables(arch.rope, arch.head_dim, positions_BS, table_dtype)
+        held_BS = positions_BS[:1] if alike else positions_BS
+        cos_BS1F, sin_BS1F = rotary_tables(arch.rope, arch.head_dim, held_BS, table_dtype)
+    ragged = document_ids_BS is not None or valid_BS is not None
+    span = int(np.ptp(rows.offsets)) + 1 if rows.offsets.size else 0
 
     def mask(window: int) -> Tensor | None:
-        reaches = 0 < window <= int(rows.offsets.max(initial=0)) - int(rows.offsets.min(initial=0))
-        if not reaches and document_ids_BS is None and valid_BS is None:
+        if not ragged and not 0 < window < span:
             return None
-        columns_BS = offsets_BS[:1] if alike and valid_BS is None else offsets_BS
+        columns_BS = offsets_BS[:1] if alike and not ragged else offsets_BS
         return attention_mask(
             columns_BS,
             columns_BS,
-            window=window if reaches else 0,
+            window=window,
             query_documents_BS=document_ids_BS,
             key_documents_BZ=document_ids_BS,
             key_valid_BZ=valid_BS,
@@ -97,7 +98,7 @@ def rows_to_torch(
     return Rows(
         step=step,
         sample_ids=sample_ids_B,
-        positions=move(rows.positions),
+        positions=positions_BS,
         offsets=offsets_BS,
         document_ids=document_ids_BS,
         valid=valid_BS,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.arch.tensors import Init
 from meshwright.model import counter
@@ -164,3 +165,27 @@ def test_all_bits_of_the_hash_are_fair_and_independent() -> None:
 def test_a_rectangle_outside_the_tensor_is_refused(start: tuple[int, ...], extent: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="does not lie inside w"):
         fill(torch.empty(math.prod(extent)), "w", 0, (2, 4), start, extent, NORMAL)
+
+
+class LargestResult(TorchDispatchMode):
+    """The elements of the largest tensor that any operation made, views of `out` left out."""
+
+    def __init__(self, out: Tensor) -> None:
+        super().__init__()
+        self.storage = out.untyped_storage().data_ptr()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.untyped_storage().data_ptr() != self.storage:
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+def test_extra_memory_does_not_grow_with_the_tensor() -> None:
+    chunk = counter._CHUNK_ELEMENTS["cpu"]
+    for shape in ((20 * chunk,), (5, 4 * chunk), (40 * chunk, 7), (3, 5, chunk)):
+        out = torch.empty(shape)
+        with LargestResult(out) as largest:
+            fill(out, "i", 0, shape, (0,) * len(shape), shape, NORMAL)
+        assert 0 < largest.elements <= 2 * chunk

@@ -16,6 +16,7 @@ from meshwright.arch.parameters import tensors
 from meshwright.layout.rows import whole_rows
 from meshwright.model import build_decoder, initialise, rows_to_torch
 from meshwright.model.loss import IGNORED
+from meshwright.model.norms import build_norm
 from tests.unit.model.tiny import GPT2, LLAMA, decoder_of, logits_of, rows_of, tokens_of
 
 ARCHS = {
@@ -24,6 +25,7 @@ ARCHS = {
     "sliding": replace(LLAMA, sliding_window=5, windowed_layers=(1,)),
     "qwen": replace(LLAMA, qkv_bias=True, qk_norm=True, head_dim=24),
     "gpt2": GPT2,
+    "normed embedding": replace(GPT2, embedding_norm=True, tie_embeddings=False),
 }
 every_arch = pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
 
@@ -183,17 +185,22 @@ def test_tables_and_losses_are_at_least_float32(arch: Arch) -> None:
         assert decoder.embedding.weight.grad.dtype == dtype
 
 
+@pytest.mark.parametrize("arch", [LLAMA, GPT2], ids=["rms", "layer"])
+def test_norms_of_bfloat16_keep_float32_statistics(arch: Arch) -> None:
+    """4096 features: a sum of squares in bfloat16 would stop growing after some 256 terms."""
+    norm = build_norm(arch, 4096)
+    x = torch.randn(8, 4096, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    exact = norm.double()(x.double())
+    assert (norm.to(torch.bfloat16)(x) - exact).abs().max() <= exact.abs().max() / 256
+
+
 def test_float64_tables_are_float64() -> None:
     """A position where float32 arithmetic would be off by 1e-3 radians: the angle is theta^0 = 1 a token."""
     offsets = np.array([[100_003]])
-    rows = replace_offsets(offsets)
+    numbers = replace(whole_rows(0, np.array([0]), 1), positions=offsets, offsets=offsets)
+    rows = rows_to_torch(numbers, LLAMA, dtype=torch.float64)
     assert rows.cos is not None
     assert abs(rows.cos[0, 0, 0, 0].item() - np.cos(100_003.0)) < 1e-12
-
-
-def replace_offsets(offsets: np.ndarray):  # type: ignore[no-untyped-def]
-    numbers = replace(whole_rows(0, np.array([0]), 1), positions=offsets, offsets=offsets)
-    return rows_to_torch(numbers, LLAMA, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -228,7 +235,7 @@ def test_units_compile_whole_and_blocks_share_a_graph(arch: Arch) -> None:
         rows = rows_of(arch, step=step, first_sample=7 * step)
         x = tokens
         for unit in units:
-            x = unit(x, rows)
+            x = unit(x, rows).detach().requires_grad_()  # units meet at detached borders
         assert torch.allclose(x, decoder(tokens, rows), rtol=0, atol=1e-12)
     assert len(graphs) == (4 if arch.windowed_layers else 3)
     torch.compiler.reset()
