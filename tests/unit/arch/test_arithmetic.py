@@ -74,13 +74,8 @@ def test_operations_multiply_exactly_the_matmul_parameters(name: str) -> None:
     done = [each for unit in range(arch.num_units) for each in operations(arch, unit, 2 * sequence, sequence)]
     products = sum(each.forward_flops() for each in done if each.kind is OperationKind.MATMUL)
     assert products == 2 * sequence * 2 * active_matmul_parameters(arch)
-    factors = sum(each.weight - each.groups * each.n * bias for each in done if each.k for bias in (_bias(each),))
+    factors = sum(each.groups * each.n * each.k for each in done if each.kind is OperationKind.MATMUL)
     assert factors == matmul_parameters(arch)
-
-
-def _bias(operation: object) -> int:
-    """A matmul's weight is n x (k + 1) elements with a bias, n x k without."""
-    return operation.weight // (operation.groups * operation.n) - operation.k if operation.weight else 0  # type: ignore[attr-defined]
 
 
 def test_active_parameters_leave_out_only_unchosen_experts() -> None:

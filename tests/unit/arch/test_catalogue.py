@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
+import torch
 
 from meshwright.arch.arithmetic import active_parameters, parameters
 from meshwright.arch.catalogue import catalogue, preset
 from meshwright.arch.families import FAMILIES
+from meshwright.arch.huggingface import arch_from_hf, hf_config
 from meshwright.config.errors import RequestError
 
 _UNITS = {"M": 10**6, "B": 10**9}
@@ -44,7 +45,11 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         preset("zzz")
 
 
-@pytest.mark.parametrize("name", ["llama2-7b", "llama3.1-8b"])
-def test_well_known_counts(name: str) -> None:
-    known: dict[str, Any] = {"llama2-7b": 6_738_415_616, "llama3.1-8b": 8_030_261_248}
-    assert parameters(preset(name)) == known[name]
+def test_counts_equal_transformers_to_the_unit() -> None:
+    transformers = pytest.importorskip("transformers")
+    for name, model in catalogue().items():
+        config = transformers.AutoConfig.for_model(**hf_config(model.arch))
+        with torch.device("meta"):
+            built = transformers.AutoModelForCausalLM.from_config(config)
+        assert sum(each.numel() for each in built.parameters()) == parameters(model.arch), name
+        assert arch_from_hf(config.to_dict()) == model.arch, name
