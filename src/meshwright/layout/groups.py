@@ -14,8 +14,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
+from types import MappingProxyType
 
 from meshwright.layout.axes import Axis, Coordinates, Degrees, Factor, split, whole
 
@@ -38,6 +41,8 @@ class GroupName(StrEnum):
 BATCH_AXES = (Axis.DP, Axis.EP)
 DENSE_AXES = (Axis.DP, Axis.EP, Axis.CP)
 EXPERT_AXES = (Axis.DP, Axis.CP)
+REPLICA_AXES = {GroupName.DENSE: DENSE_AXES, GroupName.EXPERT: EXPERT_AXES}
+"""The axes over which the ranks of a replica group differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,8 @@ class Group:
         return self.factor.of(degrees, at)
 
 
-def groups(degrees: Degrees, shard_within: int = 0) -> dict[GroupName, Group]:
+@lru_cache(maxsize=256)
+def groups(degrees: Degrees, shard_within: int = 0) -> Mapping[GroupName, Group]:
     """Every group of the mesh, in the order in which communicators are made. `shard_within` 0 shards over all."""
     dense = whole(degrees, *DENSE_AXES)
     copy, shard = split(degrees, shard_within or dense.degree, *DENSE_AXES)
@@ -91,4 +97,4 @@ def groups(degrees: Degrees, shard_within: int = 0) -> dict[GroupName, Group]:
         GroupName.TIED: Factor((Axis.PP,), min(stages, 2), stride=max(stages - 1, 1)),
         GroupName.WORLD: whole(degrees, *Axis),
     }
-    return {name: Group(name, factor) for name, factor in factors.items()}
+    return MappingProxyType({name: Group(name, factor) for name, factor in factors.items()})

@@ -18,7 +18,7 @@ class Parameters:
     def __init__(self, plan: Plan, stage: int, slots: tuple[Slotted, ...]) -> None:
         self._plan = plan
         self._held = stage_buckets(plan, stage)
-        self._sharded = plan.sharding.stage == 3
+        self._of_unit = self._sharded_by_unit()
         self._readers = [each for slot in slots for each in slot.computes if each.needs_weights]
         self._next = {a.index: b for a, b in zip(self._readers, self._readers[1:], strict=False)}
         self._last_use = {bucket: each.index for each in self._readers for bucket in self._of(each)}
@@ -49,9 +49,15 @@ class Parameters:
                 self._whole.remove(bucket)
 
     def _of(self, compute: Compute) -> tuple[int, ...]:
-        if not self._sharded:
-            return ()
-        return tuple(bucket.index for bucket in self._held if compute.action.unit in bucket.units)
+        return self._of_unit.get(compute.action.unit, ())
+
+    def _sharded_by_unit(self) -> dict[int, tuple[int, ...]]:
+        """Unit -> the buckets it reads that are in pieces; a bucket that nobody else holds is always whole."""
+        if self._plan.sharding.stage < 3:
+            return {}
+        sharded = [bucket for bucket in self._held if sharding_group(self._plan, bucket.replicas).size > 1]
+        units = {unit for bucket in sharded for unit in bucket.units}
+        return {unit: tuple(bucket.index for bucket in sharded if unit in bucket.units) for unit in units}
 
     def _gather(self, out: Listing, index: int, phase: Phase) -> None:
         if index in self._whole or index in self._gathering:
