@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from meshwright.arch.arch import Arch, Experts
+from meshwright.arch.arithmetic import Convention, operations
 from meshwright.arch.parameters import tensors
 from meshwright.layout.rows import whole_rows
 from meshwright.model import build_decoder, initialise, rows_to_torch
@@ -248,19 +249,30 @@ def test_a_decoder_runs_on_the_meta_device_alike(arch: Arch) -> None:
     assert build_decoder(arch)(tokens_of(arch).to("meta"), rows).shape == (32, arch.vocab)
 
 
-def test_forward_flops_are_the_matrix_products() -> None:
-    """Layers 2, hidden 64, heads 4 of 16, 2 key heads, ffn 128, vocabulary 256, 32 tokens (torchtitan#341):
-    90112 matmul parameters, twice that a token forward; attention 4 x 4 x 16 x 32 a layer uncut by causality."""
-    arch = replace(LLAMA, vocab=256)
-    for tied in (False, True):
-        decoder = decoder_of(replace(arch, tie_embeddings=tied))
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            loss = decoder.loss(tokens_of(arch, 1, 32), rows_of(arch, 1, 32), tokens_of(arch, 1, 32), torch.tensor(32))
-        assert counter.get_total_flops() == 32 * (2 * 90_112 + 2 * 4 * 4 * 16 * 32)
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as backward:
-            loss.backward()
-        assert backward.get_total_flops() == 2 * counter.get_total_flops()
-    assert 3 * counter.get_total_flops() // 32 == 589_824
+@every_arch
+def test_counted_flops_are_the_planned_arithmetic(arch: Arch) -> None:
+    """Unit by unit, forward and backward, with a dense kernel for attention (FULL: nothing skipped)."""
+    decoder, rows = decoder_of(arch), rows_of(arch)
+    x, tokens = tokens_of(arch), tokens_of(arch)
+    for number, unit in enumerate(decoder.units):
+        planned = operations(arch, number, tokens.numel(), tokens.shape[1])
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
+            y = unit(x, rows)
+        assert forward.get_total_flops() == sum(each.forward_flops(Convention.FULL) for each in planned)
+        with FlopCounterMode(display=False) as backward:
+            y.sum().backward()
+        assert backward.get_total_flops() == sum(each.backward_flops(Convention.FULL) for each in planned)
+        x = y.detach().requires_grad_()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_flops_of_a_known_model(tied: bool) -> None:
+    """torchtitan#341: 90112 matmul parameters, 6 x that a token, and 49152 for attention uncut by causality."""
+    arch = replace(LLAMA, vocab=256, tie_embeddings=tied)
+    tokens = tokens_of(arch, 1, 32)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        decoder_of(arch).loss(tokens, rows_of(arch, 1, 32), tokens, torch.tensor(32)).backward()
+    assert counter.get_total_flops() == 32 * (6 * 90_112 + 49_152)
 
 
 def test_what_is_only_priced_is_refused_by_name() -> None:
