@@ -35,7 +35,7 @@ def test_a_share_of_nothing_evaluates_nothing() -> None:
 
 
 def test_too_few_or_too_many_tokens_are_refused() -> None:
-    with pytest.raises(RequestError, match="sequence_length = 64.*has 33 tokens.*32"):
+    with pytest.raises(RequestError, match=r"sequence_length = 64.*has 33 tokens.*32"):
         plan_samples(33, 64, 0.0)
-    with pytest.raises(RequestError, match="2\\^62"):
+    with pytest.raises(RequestError, match=r"2\^62"):
         plan_samples(2**62 + 1, 64, 0.0)

@@ -50,6 +50,8 @@ class ChatTemplate:
         if not turns:
             raise ChatError("the conversation has no assistant's turn")
         if self._marks_trained:
+            if any(mark in json.dumps(messages, ensure_ascii=False, default=str) for mark in (_BEGIN, _END)):
+                raise ChatError("the conversation holds a character that is reserved for marking trained text")
             return [_marked(self._render(messages))]
         whole = self._render(messages)
         spans = [self._turn(messages, turn) for turn in turns]
@@ -97,9 +99,7 @@ def _marked(text: str) -> Piece:
     """A document whose trained spans stand between marks."""
     parts: list[Part] = []
     for number, stretch in enumerate(text.split(_BEGIN)):
-        trained, mark, rest = stretch.partition(_END) if number else ("", "", stretch)
-        if number and (not mark or _END in rest):
-            raise ChatError("the text holds a character that is reserved for marking trained text")
+        trained, _, rest = stretch.partition(_END) if number else ("", "", stretch)
         parts += [Part(trained), Part(rest, trained=False)]
     if not any(part.trained and part.text for part in parts):
         raise ChatError("the chat template marks no text of the conversation as the assistant's")

@@ -63,5 +63,5 @@ def test_bin_of_part_tokens_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_negative_tokens_are_refused_by_place() -> None:
-    with pytest.raises(RequestError, match="token 2.*-5"):
+    with pytest.raises(RequestError, match=r"token 2.*-5"):
         largest_token(Path("a.npy"), np.array([0, 1, -5, -6]))
