@@ -70,6 +70,16 @@ def key(name: str, seed: int) -> int:
     return mix(mix(digest) + seed * _STEP)
 
 
+def token_keys(seed: int, step: Tensor, sample_ids_B: Tensor, offsets_BS: Tensor) -> Tensor:
+    """Step () int64, sample ids (B,), offsets in the sample (B, S) -> (B*S,) int64, one key a token.
+
+    What is random about a token (today: dropout) starts from its key, wherever the token lies.
+    """
+    state = mix_(step * advance(1) + signed(key("dropout", seed)))
+    state_B = mix_(sample_ids_B * advance(1) + state)
+    return mix_(offsets_BS * advance(1) + state_B[:, None]).flatten()
+
+
 @torch.no_grad()
 def fill(
     out: Tensor,

@@ -2,7 +2,7 @@
 
     N  tokens held      D  features held
 
-    (seed, step, sample id, offset)  ->  token key     once a micro-batch, carried by Rows
+    (seed, step, sample id, offset)  ->  token key     once a micro-batch, carried by Rows (`counter.token_keys`)
     (token key, layer, site)         ->  row key       once a site
     (row key, feature pair)          ->  two 32-bit numbers, each compared with p
 
@@ -13,15 +13,12 @@ repeats them, and a resumed run goes on with them: there is no generator state t
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from meshwright.model.counter import advance, key, mix_, signed
-
-if TYPE_CHECKING:
-    from meshwright.model.rows import Rows
+from meshwright.model.counter import advance, mix_
+from meshwright.model.rows import Rows
 
 
 class Site(IntEnum):
@@ -30,13 +27,6 @@ class Site(IntEnum):
     EMBEDDING = 0
     ATTENTION_OUTPUT = 1
     MLP_OUTPUT = 2
-
-
-def token_keys(seed: int, step: Tensor, sample_ids_B: Tensor, offsets_BS: Tensor) -> Tensor:
-    """Step () int64, sample ids (B,), offsets in the sample (B, S) -> (B*S,) int64, one key a token."""
-    state = mix_(step * advance(1) + signed(key("dropout", seed)))
-    state_B = mix_(sample_ids_B * advance(1) + state)
-    return mix_(offsets_BS * advance(1) + state_B[:, None]).flatten()
 
 
 def site_key(site: Site, layer: int) -> Tensor:

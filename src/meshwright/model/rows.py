@@ -16,7 +16,7 @@ from torch import Tensor
 
 from meshwright.arch.arch import Arch
 from meshwright.layout import rows as layout
-from meshwright.model.dropout import token_keys
+from meshwright.model.counter import token_keys
 from meshwright.model.masks import attention_mask
 from meshwright.model.rope import rotary_tables
 

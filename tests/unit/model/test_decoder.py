@@ -18,7 +18,7 @@ from meshwright.layout.rows import whole_rows
 from meshwright.model import build_decoder, initialise, rows_to_torch
 from meshwright.model.loss import IGNORED
 from meshwright.model.norms import build_norm
-from tests.unit.model.tiny import GPT2, LLAMA, decoder_of, logits_of, rows_of, tokens_of
+from tests.unit.model.tiny import GPT2, LLAMA, decoder_of, documents, logits_of, rows_of, tokens_of
 
 ARCHS = {
     "llama": LLAMA,
@@ -29,10 +29,6 @@ ARCHS = {
     "normed embedding": replace(GPT2, embedding_norm=True, tie_embeddings=False),
 }
 every_arch = pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
-
-
-def documents(*lengths: int) -> np.ndarray:
-    return np.repeat(np.arange(len(lengths)), lengths)[None]
 
 
 @every_arch

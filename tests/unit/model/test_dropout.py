@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.model.dropout import Dropout, Site, dropout_mask, site_key, token_keys
+from meshwright.model.counter import token_keys
+from meshwright.model.dropout import Dropout, Site, dropout_mask, site_key
 from tests.unit.model.tiny import GPT2, LLAMA, decoder_of, rows_of, tokens_of
 
 GOLDEN_KEYS = [279112019018572248, -779410007491470347, -7066217663862115887, 6757101790416741472]

@@ -65,3 +65,8 @@ def logits_of(decoder: Decoder, tokens: Tensor, rows: Rows) -> Tensor:
     """(B, S, V), without a graph."""
     with torch.no_grad():
         return decoder(tokens, rows).view(*tokens.shape, -1)
+
+
+def documents(*lengths: int) -> np.ndarray:
+    """(1, S) document ids of documents of these lengths."""
+    return np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)[None]
