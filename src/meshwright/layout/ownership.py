@@ -53,9 +53,12 @@ class Ownership:
             shape[cut.dim] = -(-shape[cut.dim] // cut.factor.degree)
         return tuple(shape)
 
-    def owns(self, degrees: Degrees, at: Coordinates) -> bool:
-        """True on coordinate 0 of every copy: each element has exactly one owner."""
-        copies = (axis for axis in Axis if axis is not Axis.PP)
+    def owns(self, degrees: Degrees, at: Coordinates, shared: tuple[Axis, ...] = ()) -> bool:
+        """True on coordinate 0 of every copy: each element has exactly one owner.
+
+        Copies along the axes in `shared` are not asked: there the caller divides the elements among them.
+        """
+        copies = (axis for axis in Axis if axis is not Axis.PP and axis not in shared)
         return at.pp == self.stages[0] and all(self._copy(degrees, at, axis) == 0 for axis in copies)
 
     def _copy(self, degrees: Degrees, at: Coordinates, axis: Axis) -> int:

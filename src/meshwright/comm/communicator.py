@@ -1,0 +1,31 @@
+"""A communicator: one group of the mesh as this rank sees it, with the ledger that counts what it carries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from meshwright.comm.ledger import Ledger
+from meshwright.layout.groups import GroupName
+from meshwright.plan.folds.traffic import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """`ranks` are global, in the order of their place in the group; `process_group` carries them all."""
+
+    name: GroupName
+    ranks: tuple[int, ...]
+    place: int
+    process_group: dist.ProcessGroup
+    ledger: Ledger
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def direct(self) -> bool:
+        """Whether shards are exchanged point to point instead of by the backend's own collectives."""
+        return self.ledger.transport is Transport.DIRECT

@@ -1,0 +1,33 @@
+"""What was really sent, counted where a collective is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from meshwright.plan.folds.ledger import Row, tally
+from meshwright.plan.folds.traffic import Transfer, Transport
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The transfers of one rank since the last `clear`, in the order of their first call."""
+
+    transport: Transport
+    _calls: dict[Transfer, int] = field(default_factory=dict)
+
+    def record(self, transfer: Transfer) -> None:
+        """Count one call."""
+        self._calls[transfer] = self._calls.get(transfer, 0) + 1
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """One row a (group, operation, phase): the same sum as the prediction's, over what was seen."""
+        return tally(self._seen(), self.transport)
+
+    def clear(self) -> None:
+        self._calls.clear()
+
+    def _seen(self) -> Iterator[Transfer]:
+        for transfer, calls in self._calls.items():
+            yield from (transfer for _ in range(calls))

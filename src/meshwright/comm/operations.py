@@ -1,0 +1,129 @@
+"""Asynchronous collectives on flat tensors. Each returns a handle that is waited for exactly once.
+
+Gloo's own reduce-scatter moves the bytes of an all-reduce and its all-gather copies twice, so on gloo both go point to
+point: every rank sends each peer its chunk, and sums what arrives in rank order, so that all layouts of the same ranks
+add in the same order. NCCL's own are good.
+
+    reduce-scatter over ranks 0 1 2                   all-gather
+
+    rank 0   a0 a1 a2     ->  a0+b0+c0                rank 0   a . .     ->  a b c
+    rank 1   b0 b1 b2     ->  a1+b1+c1                rank 1   . b .     ->  a b c
+    rank 2   c0 c1 c2     ->  a2+b2+c2                rank 2   . . c     ->  a b c
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.comm.communicator import Communicator
+from meshwright.plan.action import Phase
+from meshwright.plan.folds.traffic import Operation, Transfer
+
+
+@dataclass(slots=True)
+class Handle:
+    """An operation under way. Tensors it reads or writes belong to it until `wait` returns."""
+
+    works: Sequence[dist.Work] = ()
+    finish: Callable[[], None] | None = None
+    keeps: tuple[Tensor, ...] = field(default=())
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+        if self.finish is not None:
+            self.finish()
+        self.works, self.finish, self.keeps = (), None, ()
+
+    def then(self, action: Callable[[], None]) -> Handle:
+        """Do `action` too when the operation has ended, inside `wait`."""
+        before = self.finish
+
+        def both() -> None:
+            if before is not None:
+                before()
+            action()
+
+        self.finish = both
+        return self
+
+
+def all_reduce(over: Communicator, tensor: Tensor, phase: Phase) -> Handle:
+    """Sum `tensor` (any shape, contiguous) over the group, in place. Shape -> same shape."""
+    _record(over, Operation.ALL_REDUCE, phase, tensor)
+    work = dist.all_reduce(tensor, group=over.process_group, async_op=True)
+    return Handle((work,))
+
+
+def reduce_scatter(over: Communicator, whole: Tensor, own: Tensor, phase: Phase) -> Handle:
+    """Sum `whole` (n * k,) over the n ranks and leave chunk `place` in `own` (k,), which may be that chunk itself."""
+    _record(over, Operation.REDUCE_SCATTER, phase, whole)
+    if not over.direct:
+        work = dist.reduce_scatter_tensor(own, whole, group=over.process_group, async_op=True)
+        return Handle((work,), keeps=(whole, own))
+    chunks = whole.view(over.size, -1)
+    arrived = [torch.empty_like(own) for _ in range(over.size - 1)]
+    works = _exchange(over, list(chunks.unbind()), arrived)
+
+    def add() -> None:
+        parts = [*arrived[: over.place], chunks[over.place], *arrived[over.place :]]
+        total = parts[0] if over.size == 1 else parts[0] + parts[1]
+        for part in parts[2:]:
+            total.add_(part)
+        own.copy_(total)
+
+    return Handle(works, add, keeps=(whole, own))
+
+
+def all_gather(over: Communicator, whole: Tensor, phase: Phase) -> Handle:
+    """Fill `whole` (n * k,): on entry chunk `place` is this rank's, on return chunk r is rank r's."""
+    _record(over, Operation.ALL_GATHER, phase, whole)
+    chunks = list(whole.view(over.size, -1).unbind())
+    if not over.direct:
+        work = dist.all_gather_into_tensor(whole, chunks[over.place], group=over.process_group, async_op=True)
+        return Handle((work,), keeps=(whole,))
+    arriving = [chunk for place, chunk in enumerate(chunks) if place != over.place]
+    return Handle(_exchange(over, [chunks[over.place]] * over.size, arriving), keeps=(whole,))
+
+
+def send(over: Communicator, tensor: Tensor, phase: Phase) -> Handle:
+    """Send to the other end of a link; gloo's send is a rendezvous, so the wait may be long."""
+    _record(over, Operation.SEND, phase, tensor)
+    return Handle((_begun(dist.isend(tensor, _other(over), group=over.process_group)),), keeps=(tensor,))
+
+
+def receive(over: Communicator, tensor: Tensor) -> Handle:
+    """Post the buffer for a send from the other end; receives are not counted."""
+    return Handle((_begun(dist.irecv(tensor, _other(over), group=over.process_group)),), keeps=(tensor,))
+
+
+def _exchange(over: Communicator, outgoing: list[Tensor], arriving: list[Tensor]) -> list[dist.Work]:
+    """Send outgoing[r] to the rank at place r and receive from every other rank, all at once."""
+    buffers = iter(arriving)
+    works = []
+    for place, rank in enumerate(over.ranks):
+        if place != over.place:
+            works.append(_begun(dist.irecv(next(buffers), rank, group=over.process_group)))
+    for place, rank in enumerate(over.ranks):
+        if place != over.place:
+            works.append(_begun(dist.isend(outgoing[place], rank, group=over.process_group)))
+    return works
+
+
+def _begun(work: dist.Work | None) -> dist.Work:
+    if work is None:
+        raise RuntimeError("this rank does not belong to the group it communicates on")
+    return work
+
+
+def _other(over: Communicator) -> int:
+    return over.ranks[1 - over.place]
+
+
+def _record(over: Communicator, operation: Operation, phase: Phase, tensor: Tensor) -> None:
+    over.ledger.record(Transfer(over.name, over.size, operation, phase, tensor.numel() * tensor.element_size()))

@@ -1,0 +1,70 @@
+"""The reporting allocator: every parameter, gradient, optimizer and buffer byte of a rank is made and freed here.
+
+Dispatch-mode trackers do not see a storage change its size, so the engine's memory reports itself. A tensor keeps its
+identity through `release` and `regrow`: views of it see the refilled storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meshwright.plan.category import Category
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`num_bytes` more (or fewer, when negative) of a category are live after action `action` of the step (-1: before)."""
+
+    action: int
+    category: Category
+    num_bytes: int
+
+
+class Allocator:
+    """Counts live and peak bytes by category; `on_event` sees each change, for traces."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.live: dict[Category, int] = dict.fromkeys(Category, 0)
+        self.peak = 0
+        self.action = -1
+        self.on_event: Callable[[Event], None] | None = None
+
+    @property
+    def total(self) -> int:
+        return sum(self.live.values())
+
+    def empty(self, numel: int, dtype: torch.dtype, category: Category) -> Tensor:
+        """(numel,) without values."""
+        tensor = torch.empty(numel, dtype=dtype, device=self.device)
+        self._count(category, tensor.untyped_storage().nbytes())
+        return tensor
+
+    def zeros(self, numel: int, dtype: torch.dtype, category: Category) -> Tensor:
+        """(numel,) of zeros."""
+        return self.empty(numel, dtype, category).zero_()
+
+    def release(self, tensor: Tensor, category: Category) -> None:
+        """Give the bytes back; `tensor` and its views stay valid names for a later `regrow`."""
+        storage = tensor.untyped_storage()
+        self._count(category, -storage.nbytes())
+        storage.resize_(0)
+
+    def regrow(self, tensor: Tensor, category: Category) -> None:
+        """Give a released tensor memory again, without values."""
+        storage = tensor.untyped_storage()
+        storage.resize_(tensor.numel() * tensor.element_size())
+        self._count(category, storage.nbytes())
+
+    def reset_peak(self) -> None:
+        self.peak = self.total
+
+    def _count(self, category: Category, num_bytes: int) -> None:
+        self.live[category] += num_bytes
+        self.peak = max(self.peak, self.total)
+        if self.on_event is not None and num_bytes:
+            self.on_event(Event(self.action, category, num_bytes))

@@ -1,0 +1,268 @@
+"""The literal executor: for each action, one small method; nothing is launched by a hook.
+
+States of a micro-batch's values at the borders of a unit
+---------------------------------------------------------
+entering    what a unit will read, detached                             inputs[unit, micro]
+saved       its leaf and the gradient edge of its output                saved[unit, micro]
+held        the leaf alone, where the unit will be recomputed           held[unit, micro]
+cotangent   the gradient of what left the unit                          cotangents[unit, micro]
+
+A unit's graph ends at its borders: backward runs unit by unit, each time from one edge. After a step all tables are
+empty; a value left over is an error of the program, not of the user.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from meshwright.comm.mesh import Mesh
+from meshwright.comm.operations import Handle, all_gather, all_reduce, receive, reduce_scatter, send
+from meshwright.data.batch import Batch
+from meshwright.model.rows import Rows, rows_to_torch
+from meshwright.optim.update import RULES, clip_coefficient, squared_norm
+from meshwright.parallel.allocator import Allocator
+from meshwright.parallel.dtypes import TORCH_DTYPES
+from meshwright.parallel.store import Store
+from meshwright.plan.action import COMPUTE, Action, Kind, Op, What
+from meshwright.plan.norm import NORM_FLOATS, NormPart
+from meshwright.plan.plan import Plan
+from meshwright.plan.program import Program
+
+Key = tuple[int, int]
+"""(unit, micro-batch)"""
+
+
+@dataclass(slots=True)
+class Inputs:
+    """One micro-batch on the device."""
+
+    tokens: Tensor
+    labels: Tensor
+    rows: Rows
+
+
+class Executor:
+    """Runs one program on one rank. `units` are the modules of this stage by unit number."""
+
+    def __init__(
+        self, plan: Plan, program: Program, mesh: Mesh, units: dict[int, nn.Module], stores: list[Store],
+        allocator: Allocator,
+    ) -> None:  # fmt: skip
+        self.plan, self.program, self.mesh = plan, program, mesh
+        self.units, self.stores, self.allocator = units, stores, allocator
+        self._trains = program.kind is Kind.TRAIN
+        self._names = {
+            unit: [[s.name for s in store.bucket.segments if unit in s.owner.tensor.readers] for store in stores]
+            for unit in units
+        }
+        self._last_use = {action.micro: i for i, action in enumerate(program.actions) if action.op in COMPUTE}
+        self._do: dict[Op, Callable[[Action], Handle | None]] = {
+            Op.COUNT: self._count,
+            Op.GATHER: self._gather,
+            Op.FORWARD: self._forward,
+            Op.RECOMPUTE: self._recompute,
+            Op.BACKWARD: self._backward,
+            Op.SEND: self._send,
+            Op.RECEIVE: self._receive,
+            Op.SUM: self._sum,
+            Op.RELEASE: self._release,
+            Op.NORM: self._norm,
+            Op.UPDATE: self._update,
+            Op.PUBLISH: self._publish,
+        }
+        self.position = -1
+        self._inputs: dict[Key, Tensor] = {}
+        self._saved: dict[Key, tuple[Tensor, GradientEdge]] = {}
+        self._held: dict[Key, Tensor] = {}
+        self._cotangents: dict[Key, Tensor] = {}
+        self._handles: dict[int, Handle] = {}
+        self._micros: dict[int, Inputs] = {}
+
+    def run(self, batch: Batch, rate: float = 0.0) -> None:
+        """Execute the program on this rank's share of the global batch; results are in `count`, `loss`, `packed`."""
+        device = self.allocator.device
+        self._batch, self._rate = batch, rate
+        self.count = torch.tensor(batch.trained_tokens, dtype=torch.int64, device=device)
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.packed = torch.zeros(NORM_FLOATS, dtype=torch.float64, device=device)
+        self.norm, self.finite = 0.0, True
+        for index, action in enumerate(self.program.actions):
+            self.position = self.allocator.action = index
+            if action.op is Op.WAIT:
+                self._handles.pop(action.of).wait()
+                continue
+            handle = self._do[action.op](action)
+            if handle is not None:
+                self._handles[index] = handle
+            if self._last_use.get(action.micro) == index:
+                self._micros.pop(action.micro, None)
+        self.position = self.allocator.action = -1
+        self._check_empty()
+
+    # ------------------------------------------------------------------ compute
+
+    def _forward(self, action: Action) -> None:
+        key = action.unit, action.micro
+        x = self._entering(key)
+        if action.keep and self._trains:
+            self._keep(key, x)
+            return
+        with torch.no_grad():
+            self._leave(key, self._call(key, x))
+        if self._trains:
+            self._held[key] = x
+
+    def _recompute(self, action: Action) -> None:
+        key = action.unit, action.micro
+        x = _leaf(self._held.pop(key))
+        self._saved[key] = x, get_gradient_edge(self._call(key, x))
+
+    def _backward(self, action: Action) -> None:
+        key = action.unit, action.micro
+        x, edge = self._saved.pop(key)
+        cotangent = self._cotangents.pop(key, None)
+        torch.autograd.backward((edge,), None if cotangent is None else (cotangent,))
+        if x.grad is not None:
+            self._cotangents[action.unit - 1, action.micro] = x.grad
+        for store, names in zip(self.stores, self._names[action.unit], strict=True):
+            if names:
+                store.collect(names)
+
+    def _entering(self, key: Key) -> Tensor:
+        unit, micro = key
+        return self._micro(micro).tokens if unit == 0 else self._inputs.pop(key)
+
+    def _keep(self, key: Key, x: Tensor) -> None:
+        x = _leaf(x)
+        out = self._call(key, x)
+        self._leave(key, out.detach())
+        self._saved[key] = x, get_gradient_edge(out)
+
+    def _call(self, key: Key, x: Tensor) -> Tensor:
+        """Run a unit; the head gives its share of the loss, divided by the count only in training."""
+        unit, micro = key
+        inputs = self._micro(micro)
+        if unit != self.plan.arch.head_unit:
+            out: Tensor = self.units[unit](x, inputs.rows)
+            return out
+        count = self.count if self._trains else torch.ones_like(self.count)
+        loss: Tensor = self.units[unit].loss(x, inputs.rows, inputs.labels, count)
+        return loss
+
+    def _leave(self, key: Key, out: Tensor) -> None:
+        unit, micro = key
+        if unit == self.plan.arch.head_unit:
+            self.loss += out.double()
+        else:
+            self._inputs[unit + 1, micro] = out
+
+    def _micro(self, micro: int) -> Inputs:
+        if micro not in self._micros:
+            device = self.allocator.device
+            part = self._batch.micro(micro, self.plan.accumulation)
+            dtype = TORCH_DTYPES[self.plan.precision.compute]
+            self._micros[micro] = Inputs(
+                torch.from_numpy(part.inputs).to(device),
+                torch.from_numpy(part.labels).to(device),
+                rows_to_torch(part.rows, self.plan.arch, seed=self.plan.seed, dtype=dtype, device=device),
+            )
+        return self._micros[micro]
+
+    # ------------------------------------------------------------------ between ranks
+
+    def _count(self, action: Action) -> Handle | None:
+        if action.group is None:
+            return None
+        return all_reduce(self.mesh.communicator(action.group), self.count, action.phase)
+
+    def _send(self, action: Action) -> Handle:
+        table = self._inputs if action.what is What.ACTIVATION else self._cotangents
+        step = 1 if action.what is What.ACTIVATION else -1
+        value = table.pop((action.unit + step, action.micro)).contiguous()
+        return send(self.mesh.link(self.program.stage, action.peer), value, action.phase)
+
+    def _receive(self, action: Action) -> Handle:
+        tokens = self.plan.batch.micro * self.plan.data.sequence_length // self.plan.degrees.cp
+        dtype = TORCH_DTYPES[self.plan.precision.compute]
+        value = torch.empty(tokens, self.plan.arch.hidden, dtype=dtype, device=self.allocator.device)
+        table = self._inputs if action.what is What.ACTIVATION else self._cotangents
+        table[action.unit, action.micro] = value
+        return receive(self.mesh.link(action.peer, self.program.stage), value)
+
+    def _sum(self, action: Action) -> Handle:
+        assert action.group is not None
+        over = self.mesh.communicator(action.group)
+        if action.what is What.LOSS:
+            return all_reduce(over, self.loss, action.phase)
+        store = self.stores[action.bucket]
+        if over.name is not store.group.name:  # copies of a shard, or the two ends of a tied tensor
+            return all_reduce(over, store.reduced, action.phase)
+        if self.plan.sharding.stage == 0:
+            return all_reduce(over, store.seal(), action.phase)
+        handle = reduce_scatter(over, store.seal(), store.own_gradient(), action.phase)
+        if self.plan.sharding.stage >= 2:
+            handle.then(lambda: store.add_reduced(store.own_gradient()))
+        return handle
+
+    def _gather(self, action: Action) -> Handle:
+        assert action.group is not None
+        return all_gather(self.mesh.communicator(action.group), self.stores[action.bucket].regrow(), action.phase)
+
+    def _release(self, action: Action) -> None:
+        self.stores[action.bucket].release()
+
+    # ------------------------------------------------------------------ the end of a step
+
+    def _norm(self, action: Action) -> Handle | None:
+        """Each element is counted by one rank: replicas share the work shard by shard, copies leave it to the first."""
+        for store in self.stores:
+            if store.bucket.trainable:
+                store.seal()
+                self.packed[NormPart.SQUARED] += store.counted_norm(squared_norm)
+        bad = ~(torch.isfinite(self.packed[NormPart.SQUARED]) & torch.isfinite(self.loss))
+        self.packed[NormPart.NONFINITE] = bad.double()
+        if action.group is None:
+            self._judge()
+            return None
+        return all_reduce(self.mesh.communicator(action.group), self.packed, action.phase).then(self._judge)
+
+    def _judge(self) -> None:
+        """One decision for all ranks, from the summed vector: is the step taken, and how much is it clipped."""
+        self.norm = math.sqrt(float(self.packed[NormPart.SQUARED]))
+        self.finite = float(self.packed[NormPart.NONFINITE]) == 0.0 and math.isfinite(self.norm)
+        self._coefficient = clip_coefficient(self.norm, self.plan.optimizer.clip_norm)
+
+    def _update(self, action: Action) -> None:
+        store = self.stores[action.bucket]
+        if self.finite:
+            gradients = store.gradients_of_runs()
+            if self._coefficient < 1.0:
+                for gradient in gradients:
+                    gradient.mul_(self._coefficient)
+            RULES[self.plan.optimizer.kind](self.plan.optimizer, store.runs, gradients, self._rate)
+            store.publish_own()
+        store.drop_gradients()
+
+    def _publish(self, action: Action) -> Handle:
+        assert action.group is not None
+        return all_gather(self.mesh.communicator(action.group), self.stores[action.bucket].whole, action.phase)
+
+    def _check_empty(self) -> None:
+        tables = {
+            "inputs": self._inputs, "saved": self._saved, "held": self._held,
+            "cotangents": self._cotangents, "handles": self._handles,
+        }  # fmt: skip
+        left = {name: sorted(table) for name, table in tables.items() if table}
+        if left:
+            raise RuntimeError(f"the program left values behind: {left}")
+
+
+def _leaf(x: Tensor) -> Tensor:
+    """Where a unit's graph begins: a detached leaf; tokens need no gradient."""
+    return x.detach().requires_grad_() if x.is_floating_point() else x

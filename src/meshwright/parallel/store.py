@@ -1,0 +1,240 @@
+"""The memory of one bucket on one rank.
+
+States of a bucket's parameters and gradients
+---------------------------------------------
+whole       all elements in the compute dtype; the model's parameters are views of it. Under ZeRO-3 it has memory only
+            between gather and release
+own         the run [first, last) that this rank updates: everything at stage 0, its shard from stage 1 on
+master      own elements in the master dtype; a view of `whole` where no copy is kept
+shard       own elements in the compute dtype, where `whole` is not always there (stage 3)
+gradient    unreduced sums over micro-batches, reduce dtype, whole; it has memory from the first write to the update
+            (stages 0, 1) or to the end of its reduction (2, 3)
+reduced     own elements of the summed gradient: a run of `gradient` (0, 1) or a tensor of its own (2, 3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.layout.axes import Coordinates
+from meshwright.layout.groups import REPLICA_AXES, GroupName, groups
+from meshwright.layout.rectangles import flat_rectangles
+from meshwright.model.counter import fill
+from meshwright.optim.update import STATE_NAMES, Run
+from meshwright.parallel.allocator import Allocator
+from meshwright.parallel.dtypes import TORCH_DTYPES
+from meshwright.plan.buckets import Bucket, Segment, sharding_group
+from meshwright.plan.category import Category
+from meshwright.plan.plan import Plan
+
+
+class Store:
+    """Parameters, gradients and optimizer state of `bucket` for the rank at `at`."""
+
+    def __init__(self, plan: Plan, bucket: Bucket, at: Coordinates, allocator: Allocator) -> None:
+        self.plan, self.bucket, self.allocator = plan, bucket, allocator
+        self._at = at
+        self.group = sharding_group(plan, bucket.replicas)
+        mine = bucket.shard(self.group.size, self.group.place(plan.degrees, at))
+        self.first, self.last = mine if plan.sharding.stage else (0, bucket.numel)
+        self._counted = mine if _counts_here(plan, bucket, at) else (0, 0)
+        self.compute = TORCH_DTYPES[plan.precision.compute]
+        self.whole = allocator.zeros(bucket.numel, self.compute, Category.PARAMETERS)
+        # .data gives each view a version counter of its own: a unit gathered again holds the values its graph saved.
+        self.parameters = {
+            segment.name: nn.Parameter(self._view(self.whole, segment).data, requires_grad=bucket.trainable)
+            for segment in bucket.segments
+        }
+        self.shard: Tensor | None = None
+        if plan.sharding.stage == 3:
+            self.shard = allocator.zeros(self.last - self.first, self.compute, Category.PARAMETERS)
+            allocator.release(self.whole, Category.PARAMETERS)
+        self.master = self._allocate_master()
+        self.runs = self._build_runs()
+        self.gradient = torch.empty(0, dtype=TORCH_DTYPES[plan.precision.reduce], device=allocator.device)
+        self._reduced: Tensor | None = None
+        self._written: set[str] = set()
+        self._sealed = False
+
+    # ------------------------------------------------------------------ parameters
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Counter-based start values, rounded once to float32 before any cast: every rank computes what it holds."""
+        if self.shard is None:
+            self._fill(self.whole, 0, self.bucket.numel)
+        if self._has_copy:
+            self._fill(self.master, self.first, self.last)
+        if self.shard is not None:
+            self._fill(self.shard, self.first, self.last)
+
+    @torch.no_grad()
+    def publish_own(self) -> None:
+        """Own elements: master -> compute dtype. Nothing to do where the master is a view of them."""
+        if self._has_copy:
+            (self._own(self.whole) if self.shard is None else self.shard).copy_(self.master)
+
+    def regrow(self) -> Tensor:
+        """Make room for the whole parameters, own elements in place: what a gather fills."""
+        assert self.shard is not None
+        self.allocator.regrow(self.whole, Category.PARAMETERS)
+        with torch.no_grad():
+            self._own(self.whole).copy_(self.shard)
+        return self.whole
+
+    def release(self) -> None:
+        self.allocator.release(self.whole, Category.PARAMETERS)
+
+    # ------------------------------------------------------------------ gradients
+
+    @torch.no_grad()
+    def collect(self, names: Sequence[str]) -> None:
+        """Move the `.grad` of the named parameters into the flat gradient: copied the first time, then added."""
+        if not self.bucket.trainable:
+            return
+        if self.gradient.untyped_storage().nbytes() == 0:
+            self._begin_gradient()
+        for segment in self.bucket.segments:
+            parameter = self.parameters[segment.name]
+            if segment.name not in names or parameter.grad is None:
+                continue
+            flat = self._view(self.gradient, segment)
+            if segment.name in self._written:
+                flat.add_(parameter.grad)
+            else:
+                flat.copy_(parameter.grad)
+                self._written.add(segment.name)
+            parameter.grad = None
+
+    @torch.no_grad()
+    def seal(self) -> Tensor:
+        """The gradient, complete: segments that no micro-batch wrote are zero. Padding always is."""
+        if self._sealed:
+            return self.gradient
+        if self.gradient.untyped_storage().nbytes() == 0:
+            self._begin_gradient()
+        for segment in self.bucket.segments:
+            if segment.name not in self._written:
+                self._view(self.gradient, segment).zero_()
+        self._sealed = True
+        return self.gradient
+
+    def own_gradient(self) -> Tensor:
+        """(last - first,) the own elements of the gradient buffer."""
+        return self._own(self.gradient)
+
+    @torch.no_grad()
+    def add_reduced(self, arrived: Tensor) -> None:
+        """Stages 2, 3: add one micro-batch's summed shard, and free the unreduced gradient."""
+        if self._reduced is None:
+            self._reduced = self.allocator.empty(arrived.numel(), arrived.dtype, Category.GRADIENTS)
+            self._reduced.copy_(arrived)
+        else:
+            self._reduced.add_(arrived)
+        self.allocator.release(self.gradient, Category.GRADIENTS)
+
+    def counted_norm(self, squared_norm: Callable[[Tensor], Tensor]) -> Tensor | float:
+        """() float64: the sum of squares of the elements that this rank counts, each element on one rank of the world."""
+        low, high = self._counted[0] - self.first, self._counted[1] - self.first
+        if low >= high:
+            return 0.0
+        shared = REPLICA_AXES[self.bucket.replicas]
+        owned = [segment.owner.owns(self.plan.degrees, self._at, shared) for segment in self.bucket.segments]
+        if all(owned):
+            return squared_norm(self.reduced[low:high])
+        total: Tensor | float = 0.0
+        for segment, mine in zip(self.bucket.segments, owned, strict=True):
+            start, stop = max(segment.offset - self.first, low), min(segment.stop - self.first, high)
+            if mine and start < stop:
+                total = total + squared_norm(self.reduced[start:stop])
+        return total
+
+    @property
+    def reduced(self) -> Tensor:
+        """(last - first,) own elements of the summed gradient."""
+        return self.own_gradient() if self._reduced is None else self._reduced
+
+    def drop_gradients(self) -> None:
+        """After the update: nothing of the gradient is left."""
+        self._sealed = False
+        if self._reduced is not None:
+            self.allocator.release(self._reduced, Category.GRADIENTS)
+            self._reduced = None
+        if self.gradient.untyped_storage().nbytes():
+            self.allocator.release(self.gradient, Category.GRADIENTS)
+
+    # ------------------------------------------------------------------ inside
+
+    def _begin_gradient(self) -> None:
+        self._written.clear()
+        self._sealed = False
+        if self.gradient.numel() == 0:
+            self.gradient = self.allocator.empty(self.bucket.numel, self.gradient.dtype, Category.GRADIENTS)
+        else:
+            self.allocator.regrow(self.gradient, Category.GRADIENTS)
+        end = 0
+        for segment in self.bucket.segments:
+            self.gradient[end : segment.offset].zero_()
+            end = segment.stop
+        self.gradient[end:].zero_()
+
+    def _fill(self, flat: Tensor, first: int, last: int) -> None:
+        """Start values of the elements [first, last) of the bucket into `flat` (last - first,)."""
+        for segment in self.bucket.segments:
+            low, high = max(segment.offset, first), min(segment.stop, last)
+            tensor, box = segment.owner.tensor, segment.owner.rectangle(self.plan.degrees, self._at)
+            for piece, offset in flat_rectangles(box.extent, low - segment.offset, high - segment.offset):
+                start = segment.offset + offset - first
+                corner = tuple(a + b for a, b in zip(piece.start, box.start, strict=True))
+                out = flat[start : start + piece.numel]
+                fill(out, tensor.name, self.plan.seed, tensor.shape, corner, piece.extent, tensor.init)
+
+    @property
+    def _has_copy(self) -> bool:
+        """Whether the master is memory of its own."""
+        return self.plan.precision.has_master and self.bucket.trainable
+
+    def _allocate_master(self) -> Tensor:
+        if self._has_copy:
+            dtype = TORCH_DTYPES[self.plan.precision.master]
+            return self.allocator.zeros(self.last - self.first, dtype, Category.MASTER)
+        return self._own(self.whole) if self.shard is None else self.shard
+
+    def _build_runs(self) -> list[Run]:
+        """The decaying and the plain part of the own elements, each with its state."""
+        if not self.bucket.trainable:
+            return []
+        runs = []
+        cut = min(max(self.bucket.decay_stop, self.first), self.last) - self.first
+        for low, high, decays in ((0, cut, True), (cut, self.last - self.first, False)):
+            if low == high:
+                continue
+            state = tuple(
+                self.allocator.zeros(high - low, self.master.dtype, Category.OPTIMIZER)
+                for _ in STATE_NAMES[self.plan.optimizer.kind]
+            )
+            step = torch.zeros((), dtype=torch.float32, device=self.allocator.device)
+            runs.append(Run(self.master[low:high], state, decays, step))
+        return runs
+
+    def gradients_of_runs(self) -> list[Tensor]:
+        """The summed gradient of each run, in the master dtype."""
+        cut = min(max(self.bucket.decay_stop, self.first), self.last) - self.first
+        bounds = [(low, high) for low, high in ((0, cut), (cut, self.last - self.first)) if low != high]
+        return [self.reduced[low:high].to(self.master.dtype) for low, high in bounds]
+
+    def _own(self, flat: Tensor) -> Tensor:
+        return flat[self.first : self.last]
+
+    def _view(self, flat: Tensor, segment: Segment) -> Tensor:
+        return flat[segment.offset : segment.stop].view(segment.shape)
+
+
+def _counts_here(plan: Plan, bucket: Bucket, at: Coordinates) -> bool:
+    """Hybrid sharding copies every shard: the first copy counts it."""
+    if not (plan.sharding.stage and plan.sharding.within) or bucket.replicas is not GroupName.DENSE:
+        return True
+    return groups(plan.degrees, plan.sharding.within)[GroupName.COPY].place(plan.degrees, at) == 0
