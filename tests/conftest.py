@@ -1,5 +1,7 @@
 """Shared by every test: no launcher's variables leak in from the machine that runs them."""
 
+import os
+
 import pytest
 
 _LAUNCHER_PREFIXES = ("SLURM_", "TORCHELASTIC_")
@@ -8,8 +10,6 @@ _LAUNCHER_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MAST
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     for name in list(os.environ):
         if name in _LAUNCHER_NAMES or name.startswith(_LAUNCHER_PREFIXES):
             monkeypatch.delenv(name)

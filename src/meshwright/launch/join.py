@@ -4,7 +4,10 @@ gloo on CPU, NCCL on CUDA. The store is wrapped in a prefix of its own for each 
 through restarts, and a rank that reads the addresses of a dead attempt cannot connect.
 """
 
+import contextlib
+import errno
 import socket
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +22,7 @@ from meshwright.launch.attempt import agree
 from meshwright.launch.environment import Place
 
 TIMEOUT_S = 60.0
-HANDSHAKE_S = 2.0
+HANDSHAKE_S, HANDSHAKE_PER_RANK_S = 2.0, 0.002
 _RETRY_S = 0.05
 
 
@@ -87,18 +90,39 @@ def _open_store(place: Place, timeout_s: float) -> Store:
     where = f"MASTER_PORT {place.master_port} on {place.master_addr}"
     if serves:
         try:
+            # Asked beforehand, for the store prints pages of C++ warnings when the port is taken.
+            socket.create_server(("", place.master_port)).close()
             return _tcp_store(place, serves=True, timeout_s=timeout_s)
-        except dist.DistNetworkError as error:
-            reason = "is in use by another program" if "EADDRINUSE" in str(error) else "cannot be opened"
+        except (OSError, dist.DistNetworkError) as error:
+            taken = getattr(error, "errno", None) == errno.EADDRINUSE or "EADDRINUSE" in str(error)
+            reason = "is in use by another program" if taken else "cannot be opened"
             raise JoinError(f"{where} {reason}; choose a free one (--master-port of torchrun)") from None
     _await_listener(place, timeout_s)
-    try:
-        return _tcp_store(place, serves=False, timeout_s=HANDSHAKE_S)
-    except (dist.DistStoreError, dist.DistNetworkError, RuntimeError):
+    store = _greet(place, timeout_s)
+    if store is None:
         raise JoinError(
-            f"{where} is held by a program that is no torch.distributed store (no answer within {HANDSHAKE_S:g} s); "
-            "choose a free one (--master-port of torchrun)"
-        ) from None
+            f"{where} is held by another program, no torch.distributed store; choose a free one "
+            "(--master-port of torchrun)"
+        )
+    return store
+
+
+def _greet(place: Place, timeout_s: float) -> TCPStore | None:
+    """A client of the store, or None when what listens does not answer as one.
+
+    The client's constructor waits for ever on a listener that accepts and stays silent, whatever its timeout; so it
+    runs in a thread that is left behind (a daemon) when it takes too long. Many ranks greet at once: each adds a bit.
+    """
+    stores: list[TCPStore] = []
+
+    def connect() -> None:
+        with contextlib.suppress(RuntimeError):  # the base of every torch.distributed error: not a store
+            stores.append(_tcp_store(place, serves=False, timeout_s=timeout_s))
+
+    thread = threading.Thread(target=connect, name="store-greeting", daemon=True)
+    thread.start()
+    thread.join(HANDSHAKE_S + HANDSHAKE_PER_RANK_S * place.world)
+    return stores[0] if stores else None
 
 
 def _tcp_store(place: Place, serves: bool, timeout_s: float) -> TCPStore:

@@ -1,0 +1,59 @@
+"""The roll call, on a store that is a dictionary and ranks that are threads."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from meshwright.launch.attempt import agree
+
+
+class _Store:
+    def __init__(self) -> None:
+        self._lock, self._values = threading.Lock(), {}  # type: ignore[var-annotated]
+
+    def set(self, key: str, value: str, /) -> None:
+        with self._lock:
+            self._values[key] = value.encode()
+
+    def get(self, key: str, /) -> bytes:
+        with self._lock:
+            return self._values[key]
+
+    def check(self, keys: list[str], /) -> bool:
+        with self._lock:
+            return all(key in self._values for key in keys)
+
+
+def _meet(store: _Store, ranks: range, world: int, timeout_s: float = 10.0) -> list[str]:
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(lambda rank: agree(store, rank, world, timeout_s), ranks))
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_all_ranks_learn_one_name(world: int) -> None:
+    assert len(set(_meet(_Store(), range(world), world))) == 1
+
+
+def test_every_attempt_has_a_name_of_its_own() -> None:
+    store = _Store()
+    names = [set(_meet(store, range(3), 3)) for _ in range(4)]
+    assert all(len(name) == 1 for name in names)
+    assert len(set.union(*names)) == 4
+
+
+def test_what_an_attempt_that_died_half_way_left_misleads_nobody() -> None:
+    store = _Store()
+    with pytest.raises(TimeoutError, match=r"ranks \[2\] of 3 did not arrive within 0.3 s"):
+        _meet(store, range(2), 3, 0.3)
+    with pytest.raises(TimeoutError, match="waited 0.3 s for rank 0"):
+        agree(store, 2, 3, 0.3)
+    assert len(set(_meet(store, range(3), 3))) == 1
+
+
+def test_two_processes_with_one_rank_are_an_error() -> None:
+    store = _Store()
+    with ThreadPoolExecutor(2) as pool:
+        claims = [pool.submit(agree, store, 1, 2, 2.0) for _ in range(2)]
+        errors = [claim.exception() for claim in claims]
+    assert any("two processes claim rank 1" in str(error) for error in errors)
