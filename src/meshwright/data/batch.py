@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
 from meshwright.layout.rows import PADDING_SAMPLE, Integers, Rows, part_of, take_columns
 
@@ -30,6 +31,13 @@ class Batch:
     def trained_tokens(self) -> int:
         """Labels that count."""
         return int(np.count_nonzero(self.labels != IGNORED))
+
+    def fingerprint(self) -> int:
+        """63 bits of the tokens, labels and sample ids: equal on all ranks that must read the same samples."""
+        digest = xxhash.xxh3_64()
+        for array in (self.inputs, self.labels, self.rows.sample_ids):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.intdigest() >> 1
 
     def part(self, index: int, count: int) -> Batch:
         """The sequences of one of `count` ranks of the batch group: equal contiguous runs, by batch coordinate."""

@@ -75,6 +75,15 @@ def test_parts_and_micro_batches_make_up_the_batch() -> None:
     assert seen == list(range(12))
 
 
+def test_fingerprints_tell_batches_apart() -> None:
+    split = Split(counting(129), 8, 0, 16, False)
+    first = split.read(np.array([0, 1, 2, 3]))
+    assert first.part(0, 2).fingerprint() == split.read(np.array([0, 1])).fingerprint()
+    others = [split.read(np.array(ids)) for ids in ([1, 0], [0, 2], [0, 1, 2])]
+    assert len({batch.fingerprint() for batch in [first.part(0, 2), *others]}) == 4
+    assert 0 <= first.fingerprint() < 2**63
+
+
 def test_columns_keep_shifted_labels() -> None:
     """B11 (transformers#36607): no shard loses the target of its last token."""
     batch = Split(counting(17), 16, 0, 1, False).read(np.array([0]))

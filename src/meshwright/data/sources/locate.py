@@ -33,6 +33,8 @@ class Located:
 def locate(source: str) -> Located:
     """Files of "python", of a file, of a folder (all accepted files below it) or of a glob (`**` goes down).
 
+    A Megatron data set may be named by its .bin, its .idx, or by the prefix of both.
+
     Sorted by path. Raises RequestError where nothing is found, a file named has another format, or text and token
     files are mixed.
     """
@@ -59,7 +61,9 @@ def format_of(file: Path) -> str | None:
 def _files(source: str) -> tuple[Path, ...]:
     path = Path(source).expanduser()
     if path.is_file():
-        return (path,)
+        return (path.with_suffix(".bin") if path.suffix.lower() == ".idx" else path,)
+    if Path(f"{path}.idx").is_file():
+        return (Path(f"{path}.bin"),)
     if path.is_dir():
         found = [file for file in path.rglob("*") if file.is_file() and format_of(file) is not None]
         lack = "is a folder without a file of an accepted format"

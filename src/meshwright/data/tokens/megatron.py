@@ -45,14 +45,14 @@ class MegatronIndex:
         return len(self.first_sequences) - 1
 
     def starts(self, first: int, last: int, tokens: npt.NDArray[np.integer[Any]]) -> Integers:
-        """Ascending tokens in (first, last) at which a document begins.
+        """Tokens in (first, last) at which documents begin; one without tokens begins where the next does.
 
         By `bisect`, since the arrays lie unaligned behind their header and numpy's search would copy them whole.
         """
         edges = [edge * self.token_bytes for edge in (first + 1, last)]
         sequences = [bisect_left(self.offsets_bytes, edge) for edge in edges]
         low, high = (bisect_left(self.first_sequences, sequence, hi=self.num_documents) for sequence in sequences)
-        return np.unique(self.offsets_bytes[self.first_sequences[low:high]] // self.token_bytes)
+        return self.offsets_bytes[self.first_sequences[low:high]] // self.token_bytes
 
 
 def open_megatron(bin_file: Path, idx_file: Path) -> tuple[npt.NDArray[np.integer[Any]], MegatronIndex]:

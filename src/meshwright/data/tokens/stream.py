@@ -23,7 +23,7 @@ class DocumentIndex(Protocol):
     """Where the documents of a shard begin."""
 
     def starts(self, first: int, last: int, tokens: npt.NDArray[np.integer[Any]]) -> Integers:
-        """Ascending indices in (first, last) at which a document begins; `tokens` are those of [first, last)."""
+        """Indices in (first, last) where documents begin, some perhaps twice; `tokens` are those of [first, last)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class StartsIndex:
 
     def starts(self, first: int, last: int, tokens: npt.NDArray[np.integer[Any]]) -> Integers:
         low, high = np.searchsorted(self.offsets, (first + 1, last))
-        return np.unique(self.offsets[low:high])
+        return self.offsets[low:high]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ def test_a_megatron_pair_is_one_file(tmp_path: Path) -> None:
     located = locate(f"{tmp_path}/*")
     assert located.kind is SourceKind.TOKENS
     assert [file.name for file in located.files] == ["a.bin", "b.npy"]
+    for name in ("a.bin", "a.idx", "a"):
+        assert locate(f"{tmp_path}/{name}").files == (tmp_path / "a.bin",)
 
 
 @pytest.mark.parametrize(
