@@ -95,7 +95,7 @@ class Arch:
     activation: Activation = Activation.SILU
     gated: bool = True
     rope: Rope | None = Rope()  # None: learned absolute positions
-    max_positions: int = 0  # 0: no limit; learned positions need one
+    max_positions: int = 0  # learned: rows of their table, a limit; rotary: the context it was made for (0: unsaid)
     sliding_window: int = 0  # 0: none; w: a token sees itself and the w - 1 before it
     windowed_layers: tuple[int, ...] = ()  # which blocks slide; empty with a window: all of them
     qkv_bias: bool = False

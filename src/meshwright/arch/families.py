@@ -18,7 +18,7 @@ from meshwright.config.errors import RequestError
 
 
 def _template(family: Family, **rules: Any) -> Arch:
-    return Arch(family, layers=0, hidden=0, heads=0, kv_heads=0, head_dim=0, ffn=0, vocab=0, **rules)
+    return Arch(family.value, layers=0, hidden=0, heads=0, kv_heads=0, head_dim=0, ffn=0, vocab=0, **rules)
 
 
 _GPT: dict[str, Any] = {
@@ -35,7 +35,7 @@ _LONG = Rope(theta=1_000_000.0)
 _ROUTED = Experts(count=0, active=0, ffn=0)
 
 FAMILIES: Mapping[Family, Arch] = {
-    template.family: template  # type: ignore[misc]  # every template below is made with a Family
+    Family(template.family): template
     for template in (
         _template(Family.LLAMA),  # arXiv:2302.13971, section 2.2
         _template(Family.MISTRAL, sliding_window=4096),  # arXiv:2310.06825, section 2

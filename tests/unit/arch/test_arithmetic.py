@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from meshwright.arch.arch import Arch, Experts
 from meshwright.arch.arithmetic import (
@@ -18,7 +21,9 @@ from meshwright.arch.arithmetic import (
     operations,
     parameters,
 )
-from meshwright.arch.catalogue import catalogue
+from meshwright.arch.catalogue import catalogue, preset
+from meshwright.layout.rows import whole_rows
+from meshwright.model import build_decoder, initialise, rows_to_torch
 
 DENSE = Arch("llama", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=256)
 MIXTURE = replace(DENSE, family="mixtral", experts=Experts(count=8, active=2, ffn=128))
@@ -76,6 +81,20 @@ def test_operations_multiply_exactly_the_matmul_parameters(name: str) -> None:
     assert products == 2 * sequence * 2 * active_matmul_parameters(arch)
     factors = sum(each.groups * each.n * each.k for each in done if each.kind is OperationKind.MATMUL)
     assert factors == matmul_parameters(arch)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_products_are_those_that_a_training_step_is_counted_to_do(name: str) -> None:
+    arch = DENSE if name == "llama" else replace(preset("gpt2"), layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16)
+    decoder = build_decoder(arch, device="cpu")
+    initialise(decoder, arch, seed=0)
+    rows = rows_to_torch(whole_rows(0, np.arange(2), SEQUENCE), arch)
+    tokens = torch.randint(0, arch.vocab, (2, SEQUENCE))
+    with FlopCounterMode(display=False) as counter:
+        decoder.loss(tokens, rows, tokens, torch.tensor(tokens.numel())).backward()
+    counted = counter.get_flop_counts()["Global"]
+    products = sum(flops for operation, flops in counted.items() if "attention" not in str(operation))
+    assert products == 6 * active_matmul_parameters(arch) * tokens.numel()
 
 
 def test_active_parameters_leave_out_only_unchosen_experts() -> None:
