@@ -1,0 +1,139 @@
+"""What makes a plan legal: one function a rule, each refusal with the value, the rule and the nearest values that work.
+
+Two kinds of rules: those of arithmetic (what does not divide cannot be cut) and those of canonical form (a field that
+decides nothing in this layout holds its one value, so that equal runs have equal plans).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshwright.config.choices import LearningRateSchedule, Offload, OptimizerKind, Schedule
+from meshwright.config.errors import RequestError
+from meshwright.plan.plan import ContextSplit, Plan
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise a RequestError with every rule that `plan` breaks."""
+    problems = [*_sizes(plan), *_batch(plan), *_stages(plan), *_sharding(plan)] or list(_canonical(plan))
+    if problems:
+        raise RequestError.joined(problems)
+
+
+def canonical(plan: Plan) -> Plan:
+    """The same run with every field that decides nothing at its one value."""
+    alone = plan.degrees.over(*plan.degrees.order) == 1 or _replicas(plan) == 1
+    sharding, execution, pipeline, optimizer = plan.sharding, plan.execution, plan.pipeline, plan.optimizer
+    stage = 0 if alone else sharding.stage
+    within = 0 if stage == 0 or sharding.within == _replicas(plan) else sharding.within
+    sharding = replace(sharding, stage=stage, within=within)
+    if stage != 3:
+        sharding = replace(sharding, reshard_after_forward=True)
+    if plan.degrees.tp == 1:
+        execution = replace(execution, sequence=False, asynchronous_tensor=False)
+    if execution.offload is Offload.NONE:
+        execution = replace(execution, offload_to="memory")
+    if plan.degrees.pp == 1:
+        pipeline = replace(pipeline, schedule=Schedule.ONE_F_ONE_B, chunks=1, stages=(plan.arch.layers,))
+    context = plan.context if plan.degrees.cp > 1 else ContextSplit()
+    if optimizer.schedule is LearningRateSchedule.CONSTANT:
+        optimizer = replace(optimizer, steps=0, min_learning_rate=0.0)
+    if optimizer.kind is OptimizerKind.SGD:
+        optimizer = replace(optimizer, betas=(0.0, 0.0), eps=0.0)
+    return replace(
+        plan, sharding=sharding, execution=execution, pipeline=pipeline, context=context, optimizer=optimizer
+    )
+
+
+def _replicas(plan: Plan) -> int:
+    return plan.degrees.dp * plan.degrees.ep * plan.degrees.cp
+
+
+def _sizes(plan: Plan) -> Iterator[RequestError]:
+    sizes = {
+        "batch.global": plan.batch.sequences,
+        "batch.micro": plan.batch.micro,
+        "data.sequence_length": plan.data.sequence_length,
+    }
+    for name, size in sizes.items():
+        if size < 1:
+            yield RequestError(f"{name} = {size}", "must be at least 1", (f"{name} = 1",))
+    limit = plan.arch.max_positions if plan.arch.rope is None else 0
+    if limit and plan.data.sequence_length > limit:
+        yield RequestError(
+            f"data.sequence_length = {plan.data.sequence_length}",
+            f"the model has {limit} learned positions",
+            (f"data.sequence_length = {limit}",),
+        )
+
+
+def _batch(plan: Plan) -> Iterator[RequestError]:
+    """global = micro * accumulation * dp * ep."""
+    ranks = plan.degrees.dp * plan.degrees.ep
+    total, micro = plan.batch.sequences, plan.batch.micro
+    if total < 1 or micro < 1 or total % (micro * ranks) == 0:
+        return
+    across = f"dp {plan.degrees.dp}" + (f" x ep {plan.degrees.ep}" if plan.degrees.ep > 1 else "")
+    works = [f"batch.global = {size}" for size in _around(total, micro * ranks)]
+    if total % ranks == 0:
+        works += [f"batch.micro = {size}" for size in nearest_divisors(total // ranks, micro)]
+    else:
+        works += [
+            f"mesh.dp = {size}" for size in nearest_divisors(total // micro, plan.degrees.dp) if total % micro == 0
+        ]
+    yield RequestError(
+        f"batch.global = {total} with batch.micro = {micro} on {across}",
+        f"the global batch must be a multiple of micro x {across} = {micro * ranks}",
+        works,
+    )
+
+
+def _stages(plan: Plan) -> Iterator[RequestError]:
+    """Every block on exactly one virtual stage, in order."""
+    stages, layers = plan.pipeline.stages, plan.arch.layers
+    wanted = plan.degrees.pp * plan.pipeline.chunks
+    if len(stages) != wanted:
+        yield RequestError(
+            f"parallel.stages = {list(stages)}",
+            f"must have pp x chunks = {plan.degrees.pp} x {plan.pipeline.chunks} = {wanted} numbers",
+            ('parallel.stages = "balanced"',),
+        )
+    elif sum(stages) != layers or min(stages) < 0:
+        yield RequestError(
+            f"parallel.stages = {list(stages)} (sum {sum(stages)})",
+            f"must hold each of the {layers} blocks once",
+            ('parallel.stages = "balanced"',),
+        )
+
+
+def _sharding(plan: Plan) -> Iterator[RequestError]:
+    sharding, replicas = plan.sharding, _replicas(plan)
+    if not 0 <= sharding.stage <= 3:
+        yield RequestError(f"parallel.zero = {sharding.stage}", "must be 0, 1, 2 or 3")
+    if sharding.within < 0 or (sharding.within and replicas % sharding.within):
+        yield RequestError(
+            f"parallel.zero_shard_within = {sharding.within}",
+            f"must divide the {replicas} replicas (dp x ep x cp)",
+            [f"parallel.zero_shard_within = {size}" for size in nearest_divisors(replicas, sharding.within)],
+        )
+
+
+def _canonical(plan: Plan) -> Iterator[RequestError]:
+    wanted = canonical(plan)
+    for section in ("sharding", "execution", "pipeline", "context", "optimizer"):
+        given, one = getattr(plan, section), getattr(wanted, section)
+        if given != one:
+            yield RequestError(f"plan.{section} = {given}", "has fields that decide nothing here", (f"{one}",))
+
+
+def nearest_divisors(number: int, wanted: int) -> list[int]:
+    """The divisors of `number` next to `wanted`, nearest first, at most three."""
+    divisors = [size for size in range(1, number + 1) if number % size == 0]
+    return sorted(divisors, key=lambda size: (abs(size - wanted), size))[:3]
+
+
+def _around(number: int, step: int) -> list[int]:
+    """The positive multiples of `step` on both sides of `number`, nearest first."""
+    below, above = number // step * step, -(-number // step) * step
+    return sorted((size for size in {below, above} if size > 0), key=lambda size: abs(size - number))
