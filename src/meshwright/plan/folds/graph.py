@@ -97,11 +97,8 @@ class _Builder:
     def build(self) -> Graph:
         for rank, program in self._programs.items():
             start = self._first[rank]
-            for index, action in enumerate(program.actions):
-                if index:
-                    self._after[start + index].append(start + index - 1)
-                if action.op is Op.WAIT and action.of >= index:
-                    raise ValueError(f"rank {rank}: action {index} waits for action {action.of}, which comes later")
+            for node in range(start + 1, start + len(program.actions)):
+                self._after[node].append(node - 1)
         instances, mismatches = self._instances()
         self._join(instances)
         after = tuple(map(tuple, self._after))
