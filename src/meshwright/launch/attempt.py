@@ -61,7 +61,11 @@ def _call_roll(store: Store, nonce: str, world: int, deadline: float, timeout_s:
                 store.set(f"meshwright/go/{attempt}", "")
                 return attempt
         time.sleep(_POLL_S)
-    missing = [r for r in range(1, world) if not attempt or not store.check([f"meshwright/ack/{attempt}/{r}"])]
+    missing = [
+        rank
+        for rank in range(1, world)
+        if not store.check([f"meshwright/ack/{attempt}/{rank}" if attempt else _hello(rank)])
+    ]
     raise TimeoutError(f"ranks {missing} of {world} did not arrive within {timeout_s:g} s")
 
 

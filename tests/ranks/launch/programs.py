@@ -18,7 +18,7 @@ from meshwright.launch.local import exit_code, run_ranks
 from meshwright.launch.status import RankStatus
 
 
-class Mistake(ValueError):
+class MistakeError(ValueError):
     """Told without a traceback."""
 
 
@@ -47,7 +47,7 @@ def _make(trouble: str) -> None:
     if trouble == "raise":
         raise ValueError("the seventh seal\nwas opened")
     if trouble == "mistake":
-        raise Mistake("value 3; must be even")
+        raise MistakeError("value 3; must be even")
     if trouble == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if trouble == "exit":
@@ -108,7 +108,7 @@ def saves(place: Place, status: RankStatus, folder: str) -> str:
 def main() -> int:
     name, world, folder = sys.argv[1:]
     function = globals()[name]
-    return exit_code(lambda: print(run_ranks(function, int(world), folder, mistakes=(Mistake,))))
+    return exit_code(lambda: print(run_ranks(function, int(world), folder, mistakes=(MistakeError,))))
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def test_an_exception_is_the_last_thing_told(world: int, tmp_path: Path) -> None
 
 def test_a_users_mistake_has_no_traceback(tmp_path: Path) -> None:
     code, _, err, _ = _run("mistakes", 2, tmp_path)
-    assert (code, err) == (1, "rank 1 failed at step 7, in backward: Mistake: value 3; must be even\n")
+    assert (code, err) == (1, "rank 1 failed at step 7, in backward: MistakeError: value 3; must be even\n")
 
 
 def test_a_killed_rank_is_named_with_its_last_step(tmp_path: Path) -> None:

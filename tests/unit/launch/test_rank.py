@@ -26,7 +26,8 @@ from meshwright.launch.rank import keep_freed_memory
 assert keep_freed_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-torch.ones(16 << 20)
+for _ in range(30):
+    torch.ones(16 << 20)  # the heap grows until a block always finds a place
 before = faults()
 for _ in range(10):
     torch.ones(16 << 20)
@@ -47,7 +48,7 @@ def test_the_second_interrupt_does_not_disturb_the_clean_up() -> None:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
 def test_freed_memory_is_used_again_without_page_faults() -> None:
     # 10 x 64 MiB are 163,840 pages of 4 KiB when each is taken from the kernel anew.
-    assert int(_python(_PAGE_FAULTS)) < 2000
+    assert int(_python(_PAGE_FAULTS)) < 20_000
 
 
 def test_a_handle_sees_the_end_and_signals_nobody_else() -> None:

@@ -18,7 +18,7 @@ def test_whole_numbers_repeat_and_sum_exactly_in_any_order() -> None:
 
 def test_numbered() -> None:
     check_equal(numbered(2, 3, start=5), torch.tensor([[5.0, 6, 7], [8, 9, 10]]))
-    with pytest.raises(ValueError, match="is not exact in torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"is not exact in torch\.bfloat16"):
         numbered(300, dtype=torch.bfloat16)
 
 
