@@ -7,6 +7,7 @@ executor    the literal program over both
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.executor import Executor
 from meshwright.parallel.store import Store
-from meshwright.plan.action import Kind
+from meshwright.plan.action import Action, Kind
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import program
 from meshwright.plan.stages import stage_units
@@ -78,6 +79,10 @@ class Engine:
         self.model.eval()
         self._evaluate.run(batch)
         return Evaluation(float(self._evaluate.loss), int(self._evaluate.count))
+
+    def observe(self, before: Callable[[Action], None] | None) -> None:
+        """Call `before(action)` ahead of every action of a training step; it may look, not touch. None ends it."""
+        self._train.before = before
 
     @property
     def position(self) -> tuple[Kind, int]:

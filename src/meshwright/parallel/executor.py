@@ -14,8 +14,9 @@ empty; a value left over is an error of the program, not of the user.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from meshwright.comm.mesh import Mesh
 from meshwright.comm.operations import Handle, all_gather, all_reduce, receive, reduce_scatter, send
 from meshwright.data.batch import Batch
+from meshwright.model.decoder import Head
 from meshwright.model.rows import Rows, rows_to_torch
 from meshwright.optim.update import RULES, clip_coefficient, squared_norm
 from meshwright.parallel.allocator import Allocator
@@ -77,6 +79,7 @@ class Executor:
             Op.PUBLISH: self._publish,
         }
         self.position = -1
+        self.before: Callable[[Action], None] | None = None  # an observer; called ahead of every action
         self._inputs: dict[Key, Tensor] = {}
         self._saved: dict[Key, tuple[Tensor, GradientEdge]] = {}
         self._held: dict[Key, Tensor] = {}
@@ -94,6 +97,8 @@ class Executor:
         self.norm, self.finite = 0.0, True
         for index, action in enumerate(self.program.actions):
             self.position = self.allocator.action = index
+            if self.before is not None:
+                self.before(action)
             if action.op is Op.WAIT:
                 self._handles.pop(action.of).wait()
                 continue
@@ -152,8 +157,9 @@ class Executor:
             out: Tensor = self.units[unit](x, inputs.rows)
             return out
         count = self.count if self._trains else torch.ones_like(self.count)
-        loss: Tensor = self.units[unit].loss(x, inputs.rows, inputs.labels, count)
-        return loss
+        head = self.units[unit]
+        assert isinstance(head, Head)
+        return head.loss(x, inputs.rows, inputs.labels, count)
 
     def _leave(self, key: Key, out: Tensor) -> None:
         unit, micro = key
@@ -254,11 +260,11 @@ class Executor:
         return all_gather(self.mesh.communicator(action.group), self.stores[action.bucket].whole, action.phase)
 
     def _check_empty(self) -> None:
-        tables = {
+        tables: dict[str, Mapping[Any, object]] = {
             "inputs": self._inputs, "saved": self._saved, "held": self._held,
             "cotangents": self._cotangents, "handles": self._handles,
         }  # fmt: skip
-        left = {name: sorted(table) for name, table in tables.items() if table}
+        left = {name: list(table) for name, table in tables.items() if table}
         if left:
             raise RuntimeError(f"the program left values behind: {left}")
 
