@@ -21,7 +21,6 @@ def arch_from_model(model: Any) -> Arch:
     """
     base, origin = _base(model)
     fields = {name: getattr(model, name, None) for name in MODEL_FIELDS}
-    fields["dropout"] = _dropout(model)
     if model.family is not None and model.family != base.family:
         raise RequestError(f'model.family = "{model.family}"', f'contradicts {origin}, a "{base.family}"')
     arch = arch_from_fields(base, fields)
@@ -38,13 +37,6 @@ def _base(model: Any) -> tuple[Arch, str]:
     if model.family is not None:
         return family_template(model.family), f'model.family = "{model.family}"'
     raise RequestError("model", "needs one of preset, hf and family", ('model.preset = "demo"',))
-
-
-def _dropout(model: Any) -> float | None:
-    """Dropout where it was asked for; a table that fills in its own default has not been asked."""
-    asked = "dropout" in getattr(model, "model_fields_set", {"dropout"})
-    dropout: float | None = model.dropout if asked else None
-    return dropout
 
 
 def _check_loadable(base: Arch, arch: Arch, fields: dict[str, Any]) -> None:

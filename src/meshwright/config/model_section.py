@@ -98,14 +98,16 @@ class ModelConfig(Section):
     """First layers that keep a dense MLP in a model with experts."""
     weights: Weights = Weights.RANDOM
     """random, or load: the hf folder's weights."""
-    dropout: Fraction = 0.0
-    """Share of features dropped at the embedding, attention output and MLP output."""
+    dropout: Fraction | None = Field(default=None, json_schema_extra={"default": 0.0})
+    """Share of features dropped at the embedding, attention output and MLP output; with hf, unset: its config's."""
 
     @model_validator(mode="before")
     @classmethod
-    def _default_preset(cls, data: object) -> object:
+    def _defaults(cls, data: object) -> object:
         if isinstance(data, dict) and all(data.get(key) is None for key in ("preset", "hf", "family")):
-            return {**data, "preset": "demo"}
+            data = {**data, "preset": "demo"}
+        if isinstance(data, dict) and data.get("hf") is None and data.get("dropout") is None:
+            data = {**data, "dropout": 0.0}
         return data
 
     @model_validator(mode="after")

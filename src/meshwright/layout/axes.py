@@ -5,8 +5,8 @@
     rank   0        1        2        3
     coords dp0 tp0  dp0 tp1  dp1 tp0  dp1 tp1
 
-An axis, or a run of axes read as one index, may be *factored*: index = outer * degree * stride + digit * stride + inner.
-A `Factor` names one digit of that index. tp = kv_cut x kv_copy, cp = ring x ulysses and replicas = copy x shard are
+An axis, or a run of axes read as one index, may be *factored*: index = (outer * degree + digit) * stride + inner. A
+`Factor` names one digit of that index. tp = kv_cut x kv_copy, cp = ring x ulysses and replicas = copy x shard are
 three uses of the same arithmetic; a whole axis is the factor with stride 1 and the full degree. Cuts and groups are
 written in factors, never in axes.
 """

@@ -71,7 +71,7 @@ RULES: dict[OptimizerKind, Rule] = {OptimizerKind.ADAMW: update_adamw, Optimizer
 
 
 def clip_coefficient(norm: float, clip_norm: float) -> float:
-    """What gradients are multiplied by so that their norm is at most `clip_norm`, as torch's clip_grad_norm_; 0: off."""
+    """What gradients are multiplied by to have a norm of at most `clip_norm`, as torch's clip_grad_norm_; 0: off."""
     if clip_norm <= 0:
         return 1.0
     return min(1.0, clip_norm / (norm + 1e-6))
@@ -79,4 +79,5 @@ def clip_coefficient(norm: float, clip_norm: float) -> float:
 
 def squared_norm(values: Tensor) -> Tensor:
     """() float64: the sum of squares of a flat run."""
-    return torch.linalg.vector_norm(values).double().square()
+    norm: Tensor = torch.linalg.vector_norm(values)
+    return norm.double().square()

@@ -17,7 +17,7 @@ from meshwright.plan.category import Category
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`num_bytes` more (or fewer, when negative) of a category are live after action `action` of the step (-1: before)."""
+    """From action `action` of the step on (-1: before it), `num_bytes` more of a category are live; negative: fewer."""
 
     action: int
     category: Category
@@ -51,8 +51,9 @@ class Allocator:
     def release(self, tensor: Tensor, category: Category) -> None:
         """Give the bytes back; `tensor` and its views stay valid names for a later `regrow`."""
         storage = tensor.untyped_storage()
-        self._count(category, -storage.nbytes())
+        num_bytes = storage.nbytes()
         storage.resize_(0)
+        self._count(category, -num_bytes)
 
     def regrow(self, tensor: Tensor, category: Category) -> None:
         """Give a released tensor memory again, without values."""

@@ -137,7 +137,7 @@ class Store:
         self.allocator.release(self.gradient, Category.GRADIENTS)
 
     def counted_norm(self, squared_norm: Callable[[Tensor], Tensor]) -> Tensor | float:
-        """() float64: the sum of squares of the elements that this rank counts, each element on one rank of the world."""
+        """() float64: the sum of squares of the elements that this rank counts; each has one such rank in the world."""
         low, high = self._counted[0] - self.first, self._counted[1] - self.first
         if low >= high:
             return 0.0

@@ -23,7 +23,7 @@ def check_plan(plan: Plan) -> None:
 
 def canonical(plan: Plan) -> Plan:
     """The same run with every field that decides nothing at its one value."""
-    alone = plan.degrees.over(*plan.degrees.order) == 1 or _replicas(plan) == 1
+    alone = _replicas(plan) == 1 or plan.sharding.within == 1  # nobody to share with
     sharding, execution, pipeline, optimizer = plan.sharding, plan.execution, plan.pipeline, plan.optimizer
     stage = 0 if alone else sharding.stage
     within = 0 if stage == 0 or sharding.within == _replicas(plan) else sharding.within
