@@ -3,6 +3,7 @@
 A launcher that restarts ranks keeps its store, and each host counts restarts for itself; so no number in the
 environment names an attempt safely. Instead every rank says hello with a fresh nonce and rank 0 answers:
 
+    rank 0        run       = the run's id               (who finds another one here is at the wrong port)
     rank r        hello/r   = nonce                     (overwrites what a dead predecessor left)
     rank 0        roll      = attempt, every nonce       (again whenever a hello changes)
     rank r        ack/attempt/r                          (when the roll holds its nonce)
@@ -17,7 +18,10 @@ import secrets
 import time
 from typing import Protocol
 
+from meshwright.launch.environment import JoinError
+
 _POLL_S = 0.005
+_RUN, _ROLL = "meshwright/run", "meshwright/roll"
 
 
 class Store(Protocol):
@@ -28,18 +32,20 @@ class Store(Protocol):
     def check(self, keys: list[str], /) -> bool: ...
 
 
-def agree(store: Store, rank: int, world: int, timeout_s: float) -> str:
+def agree(store: Store, rank: int, world: int, run_id: str, timeout_s: float) -> str:
     """Returns the name of this attempt, equal on all ranks and never used before in this store.
 
     Raises:
-        TimeoutError: some ranks did not come within `timeout_s`, or another process claims this rank. One line.
+        JoinError: some ranks did not come within `timeout_s`, another process claims this rank, or the store is
+            another run's. One line.
     """
     nonce = secrets.token_hex(8)
     store.set(_hello(rank), nonce)
     deadline = time.monotonic() + timeout_s
     if rank == 0:
+        store.set(_RUN, run_id)
         return _call_roll(store, nonce, world, deadline, timeout_s)
-    return _answer(store, rank, nonce, deadline, timeout_s)
+    return _answer(store, rank, nonce, run_id, deadline, timeout_s)
 
 
 def _hello(rank: int) -> str:
@@ -56,7 +62,7 @@ def _call_roll(store: Store, nonce: str, world: int, deadline: float, timeout_s:
             _check_own(nonces[0], nonce, 0)
             if nonces != called:
                 called, attempt = nonces, secrets.token_hex(8)
-                store.set("meshwright/roll", json.dumps([attempt, nonces]))
+                store.set(_ROLL, json.dumps([attempt, nonces]))
             if store.check([f"meshwright/ack/{attempt}/{rank}" for rank in range(1, world)]):
                 store.set(f"meshwright/go/{attempt}", "")
                 return attempt
@@ -66,15 +72,19 @@ def _call_roll(store: Store, nonce: str, world: int, deadline: float, timeout_s:
         for rank in range(1, world)
         if not store.check([f"meshwright/ack/{attempt}/{rank}" if attempt else _hello(rank)])
     ]
-    raise TimeoutError(f"ranks {missing} of {world} did not arrive within {timeout_s:g} s")
+    raise JoinError(f"rank 0: ranks {missing} of {world} did not arrive within {timeout_s:g} s")
 
 
-def _answer(store: Store, rank: int, nonce: str, deadline: float, timeout_s: float) -> str:
+def _answer(store: Store, rank: int, nonce: str, run_id: str, deadline: float, timeout_s: float) -> str:
     acknowledged = ""
     while time.monotonic() < deadline:
         _check_own(store.get(_hello(rank)).decode(), nonce, rank)
-        if store.check(["meshwright/roll"]):
-            attempt, nonces = json.loads(store.get("meshwright/roll"))
+        if store.check([_RUN]) and (other := store.get(_RUN).decode()) != run_id:
+            raise JoinError(
+                f"rank {rank} of run {run_id!r} reached the store of run {other!r}: do two runs share a port?"
+            )
+        if store.check([_ROLL]):
+            attempt, nonces = json.loads(store.get(_ROLL))
             if rank < len(nonces) and nonces[rank] == nonce:
                 if attempt != acknowledged:
                     store.set(f"meshwright/ack/{attempt}/{rank}", "")
@@ -83,9 +93,9 @@ def _answer(store: Store, rank: int, nonce: str, deadline: float, timeout_s: flo
                     return str(attempt)
         time.sleep(_POLL_S)
     waits = "for the others" if acknowledged else "for rank 0"
-    raise TimeoutError(f"waited {timeout_s:g} s {waits}")
+    raise JoinError(f"rank {rank}: waited {timeout_s:g} s {waits}")
 
 
 def _check_own(found: str, nonce: str, rank: int) -> None:
     if found != nonce:
-        raise TimeoutError(f"two processes claim rank {rank} at one store: do two runs share a port?")
+        raise JoinError(f"two processes claim rank {rank} in one store: do two runs share a port?")

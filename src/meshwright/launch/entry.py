@@ -84,9 +84,7 @@ def enter(folder: str, environment: dict[str, str], call: bytes) -> bytes:
     except KeyboardInterrupt:
         os._exit(_INTERRUPTED)  # no failure: the launching process knows who was interrupted
     except BaseException as error:
-        failure = from_exception(
-            error, place.rank, time.monotonic(), status.step, status.phase, not isinstance(error, mistakes)
-        )
+        failure = from_exception(error, place.rank, time.monotonic(), status, mistakes)
         _write(file.with_suffix(".error"), to_json(failure))
         sys.stdout.flush()
         sys.stderr.flush()

@@ -31,6 +31,10 @@ class PlaceError(ValueError):
     """The environment contradicts itself. One line: the values and what would be right."""
 
 
+class JoinError(RuntimeError):
+    """The ranks of this run could not meet. One line that says where and why."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where this process stands among the ranks of its run.
@@ -53,11 +57,6 @@ class Place:
     run_id: str = ""
     restart_count: int = 0
     agent_store: bool = False
-
-    @property
-    def attempt(self) -> str:
-        """Prefix of this attempt's keys in the store: a restarted rank must not read its predecessor's addresses."""
-        return f"attempt-{self.restart_count}"
 
 
 def detect(environment: Mapping[str, str] | None = None) -> Place | None:

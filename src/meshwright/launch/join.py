@@ -19,15 +19,11 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from meshwright.launch.attempt import agree
-from meshwright.launch.environment import Place
+from meshwright.launch.environment import JoinError, Place
 
 TIMEOUT_S = 60.0
 HANDSHAKE_S, HANDSHAKE_PER_RANK_S = 2.0, 0.002
 _RETRY_S = 0.05
-
-
-class JoinError(RuntimeError):
-    """The ranks of this run could not meet. One line that says where and why."""
 
 
 def join(place: Place, device: str = "cpu", timeout_s: float = TIMEOUT_S) -> None:
@@ -43,9 +39,9 @@ def join(place: Place, device: str = "cpu", timeout_s: float = TIMEOUT_S) -> Non
     """
     store = _open_store(place, timeout_s)
     try:
-        attempt = agree(store, place.rank, place.world, timeout_s)
-    except TimeoutError as error:
-        raise JoinError(f"rank {place.rank}: {error}; store at {place.master_addr}:{place.master_port}") from None
+        attempt = agree(store, place.rank, place.world, place.run_id, timeout_s)
+    except JoinError as error:
+        raise JoinError(f"{error} (the store is at {place.master_addr}, port {place.master_port})") from None
     _start_group(PrefixStore(attempt, store), place.rank, place.world, device, place.local_rank, timeout_s)
 
 

@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGTERM, Signals
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshwright.launch.environment import Place, num_threads, snapshot
 from meshwright.launch.forkserver import start_server
 from meshwright.launch.report import Failure, first_failure, from_exception
-
-if TYPE_CHECKING:
-    pass
+from meshwright.launch.status import RankStatus
 
 # Time for ranks to save after SIGTERM before they are killed.
 STOP_S = 120.0
@@ -98,17 +96,13 @@ def run_here(
         LaunchError: the function raised; told as `run_ranks` tells it.
     """
     from meshwright.launch.rank import keep_freed_memory
-    from meshwright.launch.status import RankStatus
 
     keep_freed_memory()
-    status: RankStatus = RankStatus()
+    status = RankStatus()
     try:
         return function(place, status, *args)
     except Exception as error:
-        told = from_exception(
-            error, place.rank, time.monotonic(), status.step, status.phase, not isinstance(error, mistakes)
-        )
-        raise LaunchError(told) from None
+        raise LaunchError(from_exception(error, place.rank, time.monotonic(), status, mistakes)) from None
 
 
 def exit_code(call: Callable[[], object]) -> int:

@@ -11,7 +11,8 @@ import traceback as traceback_module
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from meshwright.launch.status import describe
+from meshwright.launch.environment import JoinError, PlaceError
+from meshwright.launch.status import RankStatus, describe
 
 # What gloo, NCCL and the store say when *another* rank ended or stopped answering.
 _CONSEQUENCE = re.compile(
@@ -57,13 +58,14 @@ class Failure:
 
 
 def from_exception(
-    error: BaseException, rank: int, at: float, step: int | None, phase: str, with_traceback: bool
+    error: BaseException, rank: int, at: float, status: RankStatus, mistakes: tuple[type[BaseException], ...] = ()
 ) -> Failure:
-    """Describes an exception, its notes included."""
+    """Describes an exception, its notes included; the user's mistakes and failures to meet without a traceback."""
+    with_traceback = not isinstance(error, (PlaceError, JoinError, *mistakes))
     frames = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is the catcher's own
     text = "".join(traceback_module.format_exception(type(error), error, frames)) if with_traceback else ""
     message = "\n".join([str(error), *getattr(error, "__notes__", [])])
-    return Failure(rank, at, type(error).__name__, message, step, phase, text)
+    return Failure(rank, at, type(error).__name__, message, status.step, status.phase, text)
 
 
 def to_json(failure: Failure) -> str:

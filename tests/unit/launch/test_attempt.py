@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from meshwright.launch.attempt import agree
+from meshwright.launch.environment import JoinError
 
 
 class _Store:
@@ -27,7 +28,7 @@ class _Store:
 
 def _meet(store: _Store, ranks: range, world: int, timeout_s: float = 10.0) -> list[str]:
     with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(lambda rank: agree(store, rank, world, timeout_s), ranks))
+        return list(pool.map(lambda rank: agree(store, rank, world, "run", timeout_s), ranks))
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])
@@ -44,16 +45,23 @@ def test_every_attempt_has_a_name_of_its_own() -> None:
 
 def test_what_an_attempt_that_died_half_way_left_misleads_nobody() -> None:
     store = _Store()
-    with pytest.raises(TimeoutError, match=r"ranks \[2\] of 3 did not arrive within 0\.3 s"):
+    with pytest.raises(JoinError, match=r"ranks \[2\] of 3 did not arrive within 0\.3 s"):
         _meet(store, range(2), 3, 0.3)
-    with pytest.raises(TimeoutError, match=r"waited 0\.3 s for rank 0"):
-        agree(store, 2, 3, 0.3)
+    with pytest.raises(JoinError, match=r"waited 0\.3 s for rank 0"):
+        agree(store, 2, 3, "run", 0.3)
     assert len(set(_meet(store, range(3), 3))) == 1
 
 
 def test_two_processes_with_one_rank_are_an_error() -> None:
     store = _Store()
     with ThreadPoolExecutor(2) as pool:
-        claims = [pool.submit(agree, store, 1, 2, 2.0) for _ in range(2)]
+        claims = [pool.submit(agree, store, 1, 2, "run", 2.0) for _ in range(2)]
         errors = [claim.exception() for claim in claims]
     assert any("two processes claim rank 1" in str(error) for error in errors)
+
+
+def test_the_store_of_another_run_is_refused() -> None:
+    store = _Store()
+    assert len(set(_meet(store, range(2), 2))) == 1
+    with pytest.raises(JoinError, match="rank 1 of run 'mine' reached the store of run 'run'"):
+        agree(store, 1, 2, "mine", 5.0)

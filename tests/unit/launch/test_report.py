@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.launch.environment import JoinError
 from meshwright.launch.report import Failure, first_failure, from_exception, from_json, to_json
 from meshwright.launch.status import RankStatus, describe, read_status
 
@@ -52,10 +53,13 @@ def _raised() -> ValueError:
 
 
 def test_an_exception_is_told_with_its_notes() -> None:
-    told = from_exception(_raised(), 1, 5.0, 3, "update", with_traceback=True)
+    status = RankStatus()
+    status.at(3, "update")
+    told = from_exception(_raised(), 1, 5.0, status)
     assert told.line() == "rank 1 failed at step 3, in update: ValueError: first\nin case 2"
     assert told.traceback.rstrip().endswith("ValueError: first\nin case 2")
-    assert from_exception(_raised(), 1, 5.0, 3, "update", with_traceback=False).traceback == ""
+    assert from_exception(_raised(), 1, 5.0, status, mistakes=(ValueError,)).traceback == ""
+    assert from_exception(JoinError("port"), 1, 5.0, status).traceback == ""
 
 
 @pytest.mark.parametrize("failure", [_CAUSE, _CONSEQUENCE, _DEATH])
