@@ -3,11 +3,21 @@
 All communicators are made once, eagerly, in the order of the plan's list; each rank makes the list filtered to its own
 groups, and equal member sets share one. Nothing is created on first use, so no rank can wait for a group that another
 one never makes.
+
+Stages of a pipeline form a ring, and each direction of each of its links has a communicator of its own: receives are
+posted ahead of need, and two directions on one ordered stream would wait for each other.
+
+    stage 0 --0>1--> stage 1 --1>2--> stage 2 --2>0--> stage 0      chunks of an interleaved schedule come round
+            <--1>0--         <--2>1--         <--0>2--
+
+What not every rank has, a link or the group of a tied tensor, is made by all ranks together: a group made by its
+members alone is named after the number of groups they have, which then differs between neighbours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -15,8 +25,9 @@ import torch.distributed as dist
 from meshwright.comm.communicator import Communicator
 from meshwright.comm.ledger import Ledger
 from meshwright.layout.axes import Axis, Coordinates, Degrees
-from meshwright.layout.groups import GroupName, groups
+from meshwright.layout.groups import Group, GroupName, groups
 from meshwright.plan.folds.traffic import Transport
+from meshwright.plan.plan import Plan
 
 
 class Mesh:
@@ -25,8 +36,7 @@ class Mesh:
         mesh = Mesh(dp=2, tp=2)          # plain data
         mesh.start()                     # joins the default process group, which must have 4 ranks
 
-    A mesh of one rank needs no process group. `links` are the directed pairs of pipeline stages that exchange border
-    values; each gets a communicator of its own.
+    A mesh of one rank needs no process group.
     """
 
     def __init__(
@@ -47,6 +57,12 @@ class Mesh:
         self._links: dict[tuple[int, int], Communicator] = {}
         self._ledger = Ledger(Transport.DIRECT)
 
+    @classmethod
+    def of(cls, plan: Plan) -> Mesh:
+        """The mesh that `plan` runs on, not started yet."""
+        ways = {axis.value: plan.degrees.on(axis) for axis in Axis}
+        return cls(**ways, order=plan.degrees.order, shard_within=plan.sharding.within)
+
     @property
     def coordinates(self) -> Coordinates:
         return self.degrees.coordinates(self.rank)
@@ -56,7 +72,7 @@ class Mesh:
         """What this rank has sent since the ledger was last cleared."""
         return self._ledger
 
-    def start(self, links: Iterable[tuple[int, int]] = ()) -> Mesh:
+    def start(self) -> Mesh:
         """Create every communicator of this rank. Collective over all ranks; a second call is an error."""
         if self._communicators:
             raise RuntimeError("this mesh has been started already")
@@ -69,15 +85,16 @@ class Mesh:
         shared: dict[tuple[int, ...], dist.ProcessGroup] = {}
         here = self.coordinates
         for name, group in groups(self.degrees, self.shard_within).items():
+            if name is GroupName.TIED:
+                self._start_tied(group, shared)
+                continue
             ranks = group.members(self.degrees, here)
             if len(ranks) > 1:
                 if ranks not in shared:
                     shared[ranks] = _new_group(ranks, name.value)
-                place = ranks.index(self.rank)
-                self._communicators[name] = Communicator(name, ranks, place, shared[ranks], self._ledger)
-        for source, target in links:
-            if here.pp in (source, target):
-                self._links[source, target] = self._new_link(source, target)
+                self._communicators[name] = self._joined(name, ranks, shared[ranks])
+        for source, target in ring(self.degrees.pp):
+            self._start_link(source, target)
         return self
 
     def communicator(self, name: GroupName) -> Communicator:
@@ -108,15 +125,37 @@ class Mesh:
         if world != self.degrees.ranks:
             raise ValueError(f"the mesh has {self.degrees.ranks} ranks, the process group {world}")
 
-    def _new_link(self, source: int, target: int) -> Communicator:
-        here = self.coordinates
-        ends = []
-        for stage in (source, target):
-            at = Coordinates(here.dp, here.tp, stage, here.cp, here.ep)
-            ends.append(self.degrees.rank(at))
-        ranks = tuple(ends)
-        group = _new_group(ranks, f"stage {source} to {target}")
-        return Communicator(GroupName.PP, ranks, ranks.index(self.rank), group, self._ledger)
+    def _start_tied(self, group: Group, shared: dict[tuple[int, ...], dist.ProcessGroup]) -> None:
+        """First and last stage of every replica; with two stages these are its pipeline group."""
+        for replica in self._replicas() if group.size > 1 else ():
+            ranks = group.members(self.degrees, replica)
+            made = shared.get(ranks) if self.degrees.pp == 2 else _new_group_by_all(ranks, group.name.value)
+            if made is not None:
+                self._communicators[group.name] = self._joined(group.name, ranks, made)
+
+    def _start_link(self, source: int, target: int) -> None:
+        for at in self._replicas():
+            ends = (replace(at, pp=source), replace(at, pp=target))
+            ranks = (self.degrees.rank(ends[0]), self.degrees.rank(ends[1]))
+            made = _new_group_by_all(ranks, f"stage {source} to {target}")
+            if made is not None:
+                self._links[source, target] = self._joined(GroupName.PP, ranks, made)
+
+    def _replicas(self) -> list[Coordinates]:
+        """The first stage of every pipeline, in order of rank."""
+        places = map(self.degrees.coordinates, range(self.degrees.ranks))
+        return [at for at in places if at.pp == 0]
+
+    def _joined(self, name: GroupName, ranks: tuple[int, ...], group: dist.ProcessGroup) -> Communicator:
+        return Communicator(name, ranks, ranks.index(self.rank), group, self._ledger)
+
+
+def ring(stages: int) -> list[tuple[int, int]]:
+    """The directed links of a pipeline: every stage to the next one and back, the last next to the first."""
+    if stages == 1:
+        return []
+    pairs = [(stage, (stage + 1) % stages) for stage in range(stages if stages > 2 else 1)]
+    return [link for first, second in pairs for link in ((first, second), (second, first))]
 
 
 def _new_group(ranks: tuple[int, ...], name: str) -> dist.ProcessGroup:
@@ -127,6 +166,12 @@ def _new_group(ranks: tuple[int, ...], name: str) -> dist.ProcessGroup:
     group = dist.new_group(list(ranks), use_local_synchronization=True, group_desc=name)
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+def _new_group_by_all(ranks: tuple[int, ...], name: str) -> dist.ProcessGroup | None:
+    """A group made by every rank of the world; None on the ranks outside it."""
+    group = dist.new_group(list(ranks), group_desc=name)
+    return group if isinstance(group, dist.ProcessGroup) else None
 
 
 def device_of(kind: str) -> torch.device:

@@ -28,6 +28,7 @@ from meshwright.plan.lowering.listing import Listing
 from meshwright.plan.lowering.parameters import Parameters
 from meshwright.plan.lowering.tail import close_step, count_tokens
 from meshwright.plan.plan import Plan
+from meshwright.plan.schedules import SCHEDULES, ScheduleFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,22 @@ class Program:
     buckets: tuple[Bucket, ...]
 
 
-def program(plan: Plan, rank: int, kind: Kind = Kind.TRAIN) -> Program:
-    """What `rank` does in one step of `kind`."""
-    return role_program(plan, plan.degrees.coordinates(rank).pp, kind)
+def program(plan: Plan, rank: int, kind: Kind = Kind.TRAIN, schedule: ScheduleFunction | None = None) -> Program:
+    """What `rank` does in one step of `kind`; `schedule` replaces the plan's own."""
+    return role_program(plan, plan.degrees.coordinates(rank).pp, kind, schedule)
+
+
+def role_program(plan: Plan, stage: int, kind: Kind, schedule: ScheduleFunction | None = None) -> Program:
+    """The program of the ranks on one pipeline coordinate: ranks of one role run equal programs."""
+    return _lower(plan, stage, kind, schedule or SCHEDULES[plan.pipeline.schedule])
 
 
 @lru_cache(maxsize=256)
-def role_program(plan: Plan, stage: int, kind: Kind) -> Program:
-    """The program of the ranks on one pipeline coordinate: ranks of one role run equal programs."""
-    slots = computes(plan, stage, kind)
+def _lower(plan: Plan, stage: int, kind: Kind, schedule: ScheduleFunction) -> Program:
+    slots = computes(plan, stage, kind, schedule)
     out = Listing()
     borders, parameters, gradients = (
-        Borders(plan, stage, slots),
+        Borders(plan, stage, lambda other: computes(plan, other, kind, schedule)),
         Parameters(plan, stage, slots),
         Gradients(plan, stage, slots),
     )

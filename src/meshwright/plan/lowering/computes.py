@@ -9,7 +9,7 @@ from meshwright.arch.tensors import UnitKind
 from meshwright.config.choices import Recompute
 from meshwright.plan.action import Action, Kind, Op, Phase
 from meshwright.plan.plan import Plan
-from meshwright.plan.schedules import SCHEDULES, Slot, Work
+from meshwright.plan.schedules import ScheduleFunction, Slot, Work
 from meshwright.plan.stages import virtual_of, virtual_stages
 
 
@@ -39,17 +39,11 @@ class Slotted:
 
 
 @lru_cache(maxsize=256)
-def computes(plan: Plan, stage: int, kind: Kind) -> tuple[Slotted, ...]:
-    """Everything `stage` computes in a step, slot by slot."""
-    if kind is Kind.TRAIN:
-        schedule = SCHEDULES[plan.pipeline.schedule]
-        slots = schedule(stage, plan.degrees.pp, plan.accumulation, plan.pipeline.chunks)
-    else:
-        slots = tuple(
-            Slot(Work.FORWARD, chunk, micro)
-            for micro in range(plan.accumulation)
-            for chunk in range(plan.pipeline.chunks)
-        )
+def computes(plan: Plan, stage: int, kind: Kind, schedule: ScheduleFunction) -> tuple[Slotted, ...]:
+    """Everything `stage` computes in a step, slot by slot: an evaluation is the forwards of a step, in its order."""
+    slots = schedule(stage, plan.degrees.pp, plan.accumulation, plan.pipeline.chunks)
+    if kind is Kind.EVALUATE:
+        slots = tuple(slot for slot in slots if slot.work is Work.FORWARD)
     out: list[Slotted] = []
     index = 0
     for slot in slots:
