@@ -20,6 +20,7 @@ from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.executor import Executor
 from meshwright.parallel.store import Store
 from meshwright.plan.action import Action, Kind
+from meshwright.plan.norm import NormPart
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import program
 from meshwright.plan.stages import stage_units
@@ -30,13 +31,15 @@ class StepResult:
     """What a step says of itself; equal on every rank.
 
     `loss` is the mean over trained tokens of the global batch at the weights before the step; `grad_norm` the norm of
-    the whole logical gradient before clipping; `finite` False: the weights were not touched.
+    the whole logical gradient before clipping; `finite` False: the weights were not touched; `stop`: some rank was
+    asked to stop.
     """
 
     loss: float
     grad_norm: float
     trained_tokens: int
     finite: bool
+    stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +70,16 @@ class Engine:
         evaluating = program(plan, mesh.rank, Kind.EVALUATE)
         self._evaluate = Executor(plan, evaluating, mesh, units, self.stores, self.allocator)
 
-    def step(self, batch: Batch, learning_rate: float) -> StepResult:
-        """One optimizer step on this rank's share of the global batch (accumulation * micro sequences)."""
+    def step(self, batch: Batch, learning_rate: float, stop: bool = False) -> StepResult:
+        """One optimizer step on this rank's share of the global batch (accumulation * micro sequences).
+
+        `stop`: this rank was asked to stop; the step is taken, and every rank's result says so.
+        """
         self.model.train()
-        self._train.run(batch, learning_rate)
+        self._train.run(batch, learning_rate, stop)
         done = self._train
-        return StepResult(float(done.loss), done.norm, int(done.count), done.finite)
+        asked = bool(done.packed[NormPart.STOP] > 0)
+        return StepResult(float(done.loss), done.norm, int(done.count), done.finite, asked)
 
     def evaluate(self, batch: Batch) -> Evaluation:
         """Forward only, on this rank's share of a batch of the same shape as a training batch."""

@@ -87,13 +87,17 @@ class Executor:
         self._handles: dict[int, Handle] = {}
         self._micros: dict[int, Inputs] = {}
 
-    def run(self, batch: Batch, rate: float = 0.0) -> None:
-        """Execute the program on this rank's share of the global batch; results are in `count`, `loss`, `packed`."""
+    def run(self, batch: Batch, rate: float = 0.0, stop: bool = False) -> None:
+        """Execute the program on this rank's share of the global batch; results are in `count`, `loss`, `packed`.
+
+        `stop`: this rank was asked to stop; all ranks learn of it from `packed`.
+        """
         device = self.allocator.device
         self._batch, self._rate = batch, rate
         self.count = torch.tensor(batch.trained_tokens, dtype=torch.int64, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.packed = torch.zeros(NORM_FLOATS, dtype=torch.float64, device=device)
+        self.packed[NormPart.STOP] = float(stop)
         self.norm, self.finite = 0.0, True
         for index, action in enumerate(self.program.actions):
             self.position = self.allocator.action = index
