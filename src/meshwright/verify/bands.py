@@ -12,8 +12,9 @@ row are independent as well, so they add as sqrt(K) (the same paper, section 4, 
     u_store  roundoff of the compute dtype; u_sum of sums in it: products of 16-bit numbers are summed in float32
     λ        4: a chance of 2·exp(-λ²/2) < 1e-3 that one sum passes it
 
-Weights: their own rounding, and what a gradient's error moves them: at most rate · band · M_gradient a step for SGD,
-divided by epsilon for AdamW, relative to the largest weight.
+Weights: their own rounding, and what a gradient's error moves them: at most rate · band · M_gradient a step for SGD
+(clipped as the gradient is), divided by epsilon for AdamW (its step has a slope of at most 1/epsilon), relative to the
+smallest scale of a weight.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import math
 from dataclasses import dataclass
 
 from meshwright.config.choices import Dtype, OptimizerKind
+from meshwright.optim.update import clip_coefficient
 from meshwright.plan.plan import Plan
-from meshwright.verify.trace import Figures, Kind
+from meshwright.verify.figure import scale
+from meshwright.verify.trace import Figures, Kind, Quantity
 
 __all__ = ["EXACT", "Band", "rounding_band", "unit_roundoff"]
 
@@ -79,10 +82,11 @@ def rounding_band(plan: Plan, figures: Figures, rate: float, steps: int) -> Band
 
 
 def _update(plan: Plan, figures: Figures, rate: float, steps: int, gradient: float) -> float:
-    largest_gradient, largest_weight = figures.largest_of(Kind.GRADIENT), figures.largest_of(Kind.START)
-    moved = rate * gradient * largest_gradient
+    clipped = min((clip_coefficient(norm, plan.optimizer.clip_norm) for norm in figures.norms), default=1.0)
+    error = gradient * figures.largest_of(Kind.GRADIENT) * clipped
     if plan.optimizer.kind is OptimizerKind.ADAMW:
-        moved = rate * min(gradient * largest_gradient / plan.optimizer.eps, 2.0)
-    smallest = 1e-3 * largest_weight  # the figure never divides by less
+        error = min(error / plan.optimizer.eps, 2.0)
+    weights = [Quantity(Kind.LAST, key.split("/", 1)[1]) for key in figures.largest if key.startswith(f"{Kind.LAST}/")]
+    smallest = min(scale(figures, weight) for weight in weights)
     rounding = unit_roundoff(plan.precision.compute) + math.sqrt(steps) * unit_roundoff(plan.precision.master)
-    return _LAMBDA * rounding + steps * moved / smallest
+    return _LAMBDA * rounding + steps * rate * error / smallest

@@ -15,7 +15,7 @@ from meshwright.plan.plan import Plan
 from meshwright.verify.trace import Kind
 from meshwright.verify.traits import Traits
 
-__all__ = ["Cause", "Differing", "Likely", "likely_cause"]
+__all__ = ["Cause", "Differing", "Likely", "likely_cause", "likely_factor"]
 
 _EXACT = 1e-7  # a factor or a sum that is really one is met far better than this
 
@@ -69,6 +69,15 @@ def likely_cause(plan: Plan, kind: Kind, figure: float, pieces: Sequence[Differi
     return _partial(plan, kind, one)
 
 
+def likely_factor(plan: Plan, ratio: float) -> Likely:
+    """What a number that is `ratio` times too large was multiplied by."""
+    for name, value in _degrees(plan):
+        for text, factor in ((name, value), (f"1/{name}", 1 / value)):
+            if abs(ratio / factor - 1) < _EXACT:
+                return Likely(Cause.FACTOR, f"a factor of {ratio:.6g}, which is {text}")
+    return Likely(Cause.FACTOR, f"a factor of {ratio:.6g}")
+
+
 def _factor(plan: Plan, pieces: Sequence[Differing]) -> Likely | None:
     """Every piece is the same multiple of the reference's."""
     ratios = [piece.traits.ratio for piece in pieces]
@@ -76,13 +85,7 @@ def _factor(plan: Plan, pieces: Sequence[Differing]) -> Likely | None:
     multiples = all(piece.traits.residual < _EXACT for piece in pieces)
     if not multiples or not ratio or any(abs(other / ratio - 1) > _EXACT for other in ratios):
         return None
-    if abs(ratio - 1) < _EXACT:
-        return None
-    for name, value in _degrees(plan):
-        for text, factor in ((name, value), (f"1/{name}", 1 / value)):
-            if abs(ratio / factor - 1) < _EXACT:
-                return Likely(Cause.FACTOR, f"a factor of {ratio:.6g}, which is {text}")
-    return Likely(Cause.FACTOR, f"a constant factor of {ratio:.6g}")
+    return None if abs(ratio - 1) < _EXACT else likely_factor(plan, ratio)
 
 
 def _degrees(plan: Plan) -> Iterator[tuple[str, int]]:
@@ -95,7 +98,6 @@ def _degrees(plan: Plan) -> Iterator[tuple[str, int]]:
             yield " x ".join(names), math.prod(ways[name] for name in names)
     for name, value in ways.items():
         yield f"{name}^2", value**2
-        yield f"sqrt({name})^2", value
     if plan.accumulation > 1:
         yield "sequences of a micro-batch", plan.batch.micro
 

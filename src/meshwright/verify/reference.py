@@ -39,7 +39,7 @@ def run_reference(plan: Plan, batches: Sequence[Batch], rate: float, folder: Pat
         limit = plan.optimizer.clip_norm or float("inf")
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), limit)))
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         counts.append(batch.trained_tokens)
         if step + 1 in _WEIGHTS_AFTER:
             recorded |= _weights(model, _WEIGHTS_AFTER[step + 1])

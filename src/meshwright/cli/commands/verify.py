@@ -1,0 +1,79 @@
+"""``meshwright verify``: the parity ladder of a run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from meshwright.cli.output import print_json, print_styled
+from meshwright.cli.request import load, run_file_arguments
+
+if TYPE_CHECKING:
+    from meshwright.verify.verify import Report
+
+__all__ = ["EXAMPLES", "HELP", "NAME", "add_arguments", "run"]
+
+NAME = "verify"
+HELP = "prove a layout equal to one float64 process, one axis and feature after the other"
+EXAMPLES = """\
+meshwright verify mesh.dp=2
+meshwright verify run.toml parallel.zero=3 --json"""
+
+_HEAD = ("rung", "loss", "gradient", "norm", "update", "worst")
+_STYLES = {r"\bequal$": "green", r"(?m)^.*DIFFERS.*$": "bold red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take a run and its overrides."""
+    run_file_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Climb the ladder; print a table, or the object of ``--json``. 0 where every rung is equal, else 1."""
+    run_config = load(arguments)
+    from meshwright.arch.resolve import arch_from_model
+    from meshwright.config.built import check_built
+    from meshwright.plan.resolve import resolve
+
+    check_built(run_config)
+    plan = resolve(run_config, arch_from_model(run_config.model))
+    from meshwright.launch.local import exit_code
+    from meshwright.verify.verify import verify
+
+    reports: list[Report] = []
+    code = exit_code(lambda: reports.append(verify(plan, device="cpu", say=_say)))
+    if code:
+        return code
+    report = reports[0]
+    if arguments.json:
+        print_json(report.to_json())
+    else:
+        print_styled(_table(report), _STYLES, sys.stdout)
+    return 0 if report.ok else 1
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _table(report: Report) -> str:
+    """One row a rung, its figures of difference, and what differs first."""
+    rows: list[tuple[str, ...]] = [_HEAD]
+    for outcome in report.outcomes:
+        figures = (f"{value:.1e}" for value in (outcome.loss, outcome.gradient, outcome.norm, outcome.update))
+        rows.append((outcome.rung.name, *figures, outcome.worst))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    verdicts = ["", *("equal" if outcome.ok else "DIFFERS" for outcome in report.outcomes)]
+    lines = [
+        "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=True)), verdict)).rstrip()
+        for row, verdict in zip(rows, verdicts, strict=True)
+    ]
+    for outcome in report.outcomes:
+        if outcome.first is not None:
+            lines.append(f"{outcome.rung.name}: first {outcome.first}")
+    tolerance = max(outcome.band.gradient for outcome in report.outcomes)
+    lines.append("each figure: max|a-b| / max(max|b|, 1e-3 M), the largest over all tensors; at most 1e-12 in float64")
+    if tolerance > 1e-12:
+        lines.append(f"the precision rung stays within the band of its rounding: {tolerance:.1e} for gradients")
+    return "\n".join(lines)

@@ -1,0 +1,134 @@
+"""Looks at an engine while it takes a step, and compares each piece with the reference where it lies.
+
+Nothing is gathered: a rank reads from the reference the rectangle that it holds. What a step communicates is what it
+communicates without a probe, and a difference is known by the rank that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.checkpoint.fingerprint import fingerprint
+from meshwright.checkpoint.held import gradients, parameters
+from meshwright.comm.exchange import Held
+from meshwright.layout.moves import Piece
+from meshwright.layout.rectangles import Rectangle
+from meshwright.model.rows import Rows
+from meshwright.parallel.engine import Engine
+from meshwright.plan.action import Action, Op
+from meshwright.plan.stages import stage_units
+from meshwright.verify.bands import Band
+from meshwright.verify.figure import scale
+from meshwright.verify.trace import Kind, Quantity, ReferenceFile
+from meshwright.verify.traits import Traits, largest_difference, traits_of
+
+__all__ = ["Finding", "Probe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One piece on one rank: its largest absolute difference, its bits, and traits where it differs too much."""
+
+    quantity: Quantity
+    rectangle: Rectangle
+    difference: float
+    digest: int
+    traits: Traits | None
+
+
+@dataclass(slots=True)
+class Probe:
+    """Collects the findings of one engine. `watch` around the first step, `weights` between steps."""
+
+    engine: Engine
+    reference: ReferenceFile
+    band: Band
+    findings: list[Finding] = field(default_factory=list)
+    strays: list[int] = field(default_factory=list)
+    """Sample ids that do not belong to the step."""
+    _looked: bool = False
+
+    def watch(self, step: Callable[[], None]) -> None:
+        """Run `step`, looking at what leaves each unit and at the summed gradients before the first update."""
+        hooks = [unit.register_forward_hook(self._border(name)) for name, unit in self._units()]
+        self.engine.observe(self._before)
+        self._looked = False
+        try:
+            step()
+        finally:
+            self.engine.observe(None)
+            for hook in hooks:
+                hook.remove()
+
+    def weights(self, kind: Kind) -> None:
+        """Compare the parameters as they are now."""
+        self._compare(kind, parameters(self.engine))
+
+    def _before(self, action: Action) -> None:
+        if action.op is Op.UPDATE and not self._looked:
+            self._looked = True
+            self._compare(Kind.GRADIENT, gradients(self.engine))
+
+    def _units(self) -> Iterator[tuple[str, nn.Module]]:
+        """Units of this stage whose output leaves them as an activation: all but the head."""
+        plan, model = self.engine.plan, self.engine.model
+        for unit in stage_units(plan, self.engine.mesh.coordinates.pp):
+            if unit != plan.arch.head_unit:
+                yield plan.arch.unit_name(unit), model.units[unit]
+
+    def _border(self, name: str) -> Callable[[nn.Module, tuple[object, ...], Tensor], None]:
+        def look(_module: nn.Module, inputs: tuple[object, ...], output: Tensor) -> None:
+            rows = inputs[1]
+            assert isinstance(rows, Rows)
+            self._compare(Kind.ACTIVATION, dict(self._placed(name, rows, output.detach())))
+
+        return look
+
+    def _placed(self, name: str, rows: Rows, x_ND: Tensor) -> Iterator[tuple[Piece, Tensor]]:
+        """The output of a unit as rectangles (sequence, positions, features): one a run of neighbouring tokens."""
+        x_BSD = x_ND.view(*rows.offsets.shape, -1)
+        sequences = self.engine.plan.batch.sequences
+        for row, sample in enumerate(rows.sample_ids.tolist()):
+            if not 0 <= sample < sequences:
+                self.strays.append(sample)
+                continue
+            for low, high, first in _runs(rows.offsets[row]):
+                start = (sample, first, rows.first_feature)
+                yield Piece(name, Rectangle(start, (1, high - low, x_BSD.shape[-1]))), x_BSD[row : row + 1, low:high]
+
+    def _compare(self, kind: Kind, held: Held) -> None:
+        for piece, view in held.items():
+            quantity = Quantity(kind, piece.tensor)
+            expected = self.reference.read(kind, piece)
+            difference = largest_difference(view, expected)
+            allowed = self.band.of(kind) * scale(self.reference.figures, quantity)
+            traits = None
+            if difference > allowed:
+                along = self._extended(quantity, piece.rectangle)
+                traits = traits_of(view, expected, piece.rectangle.start, allowed, along)
+            digest = fingerprint(view, piece.rectangle)
+            self.findings.append(Finding(quantity, piece.rectangle, difference, digest, traits))
+
+    def _extended(self, quantity: Quantity, box: Rectangle) -> Callable[[int], Tensor]:
+        """The reference's box, all of one dimension."""
+        shape = self.reference.figures.shapes[quantity.key]
+
+        def along(dim: int) -> Tensor:
+            start = (*box.start[:dim], 0, *box.start[dim + 1 :])
+            extent = (*box.extent[:dim], shape[dim], *box.extent[dim + 1 :])
+            return self.reference.read_key(quantity.key, Rectangle(start, extent))
+
+        return along
+
+
+def _runs(offsets_S: Tensor) -> Iterator[tuple[int, int, int]]:
+    """Runs of neighbouring tokens: (first column, last column + 1, offset of the first)."""
+    breaks = (torch.diff(offsets_S) != 1).nonzero().flatten().add(1).tolist()
+    bounds = [0, *breaks, len(offsets_S)]
+    for low, high in pairwise(bounds):
+        yield low, high, int(offsets_S[low])

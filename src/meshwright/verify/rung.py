@@ -1,0 +1,78 @@
+"""One rung on one rank: five steps with SGD and five with AdamW, compared with the reference piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from meshwright.comm.mesh import Mesh
+from meshwright.config.choices import OptimizerKind
+from meshwright.data.batch import Batch
+from meshwright.parallel.engine import Engine, StepResult
+from meshwright.plan.plan import Plan
+from meshwright.verify.bands import rounding_band
+from meshwright.verify.batches import global_batches, local_share
+from meshwright.verify.probe import Finding, Probe
+from meshwright.verify.settings import RATES, STEPS, optimizer_of
+from meshwright.verify.trace import Kind, ReferenceFile
+
+__all__ = ["OPTIMIZERS", "RankReport", "climb"]
+
+OPTIMIZERS = (OptimizerKind.SGD, OptimizerKind.ADAMW)
+_COMPARED_AFTER = {1: Kind.FIRST, STEPS: Kind.LAST}
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one rank saw of one rung with one optimizer; losses, norms and counts have one entry a step."""
+
+    rank: int
+    optimizer: OptimizerKind
+    losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    counts: tuple[int, ...]
+    findings: tuple[Finding, ...]
+    strays: tuple[int, ...]
+
+
+def climb(
+    plan: Plan, mesh: Mesh, device: torch.device | str, references: dict[OptimizerKind, Path],
+    batches: Sequence[Batch] | None = None,
+) -> list[RankReport]:  # fmt: skip
+    """Run the rung of `plan` on this rank; `mesh` was started and its ranks are those of the plan.
+
+    `references` are folders written by `run_reference` from the same global batches (None: the ladder's own).
+    """
+    given = global_batches(plan, STEPS) if batches is None else batches
+    share = [local_share(plan, batch, mesh.rank) for batch in given]
+    return [_train(plan, mesh, device, kind, ReferenceFile(references[kind]), share) for kind in OPTIMIZERS]
+
+
+def _train(
+    plan: Plan, mesh: Mesh, device: torch.device | str, kind: OptimizerKind, reference: ReferenceFile,
+    share: Sequence[Batch],
+) -> RankReport:  # fmt: skip
+    plan = replace(plan, optimizer=optimizer_of(kind))
+    band = rounding_band(plan, reference.figures, RATES[kind], len(share))
+    engine = Engine(plan, mesh, device)
+    probe = Probe(engine, reference, band)
+    probe.weights(Kind.START)
+    results: list[StepResult] = []
+    probe.watch(lambda: results.append(engine.step(share[0], RATES[kind])))
+    for done in range(1, len(share) + 1):
+        if done in _COMPARED_AFTER:
+            probe.weights(_COMPARED_AFTER[done])
+        if done < len(share):
+            results.append(engine.step(share[done], RATES[kind]))
+    return RankReport(
+        mesh.rank,
+        kind,
+        tuple(result.loss for result in results),
+        tuple(result.grad_norm for result in results),
+        tuple(result.trained_tokens for result in results),
+        tuple(probe.findings),
+        tuple(probe.strays),
+    )

@@ -1,0 +1,140 @@
+"""A faithful twin of a run that is too large to be trained ten steps a rung on this machine.
+
+Kept: the family with all its switches, tied embeddings, query heads a key/value head, whether key/value heads divide
+over the tensor ranks, whether the vocabulary does (padding stays real), every axis and feature, at least one block a
+stage, uneven stages, several micro-batches, windows shorter than the sequence. Made small: everything else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from meshwright.arch.arch import Arch, Experts
+from meshwright.arch.parameters import tensors
+from meshwright.layout.axes import Axis, Degrees
+from meshwright.plan.plan import Batch, Plan, Sharding
+from meshwright.plan.rules import canonical
+
+__all__ = ["MOST_RANKS", "twin", "work_flops"]
+
+MOST_RANKS = 8
+_MOST_FLOPS = 2e10  # of a rung: seconds in float64 on one core
+_HEAD_DIM, _VOCAB, _SEQUENCE, _MICRO, _ACCUMULATION = 16, 193, 32, 2, 3
+_STEPS = 10
+
+
+def twin(plan: Plan) -> tuple[Plan, str]:
+    """A plan small enough to verify, and what was made smaller; the plan itself and "" where it is small enough."""
+    if work_flops(plan) <= _MOST_FLOPS and plan.degrees.ranks <= MOST_RANKS:
+        return plan, ""
+    degrees = _degrees(plan.degrees)
+    stages = _stages(plan, degrees)
+    sequence = min(plan.data.sequence_length, _up(_SEQUENCE, 2 * degrees.cp * degrees.tp))
+    arch = _arch(plan, degrees, sum(stages), sequence)
+    micro = min(plan.batch.micro, _MICRO)
+    accumulation = min(plan.accumulation, _ACCUMULATION)
+    small = replace(
+        plan,
+        arch=arch,
+        degrees=degrees,
+        data=replace(plan.data, sequence_length=sequence),
+        batch=Batch(micro * accumulation * degrees.dp * degrees.ep, micro),
+        pipeline=replace(plan.pipeline, stages=stages),
+        sharding=_sharding(plan, degrees),
+    )
+    return canonical(small), _told(plan, small)
+
+
+def work_flops(plan: Plan) -> float:
+    """What training the plan's model for one rung takes: 6 FLOPs a parameter and token, both optimizers."""
+    parameters = sum(tensor.numel for tensor in tensors(plan.arch))
+    return 6.0 * parameters * plan.batch.sequences * plan.data.sequence_length * _STEPS
+
+
+def _degrees(degrees: Degrees) -> Degrees:
+    """Halve (or divide by the smallest prime) the largest degree until few enough ranks are left; none falls to 1."""
+    ways = {axis: degrees.on(axis) for axis in Axis}
+    while math.prod(ways.values()) > MOST_RANKS:
+        axis = max(ways, key=lambda each: ways[each])
+        prime = next((p for p in range(2, ways[axis]) if ways[axis] % p == 0), None)
+        if ways[axis] <= 2:
+            break
+        ways[axis] = ways[axis] // prime if prime else 2
+    return Degrees(**{axis.value: size for axis, size in ways.items()}, order=degrees.order)
+
+
+def _stages(plan: Plan, degrees: Degrees) -> tuple[int, ...]:
+    """As many virtual stages as the twin has, of one block; where the run's are uneven, the first has two."""
+    given, count = plan.pipeline.stages, degrees.pp * plan.pipeline.chunks
+    uneven = len(set(given)) > 1
+    blocks = [1] * count
+    if uneven or count == 1:
+        blocks[0] = min(2, plan.arch.layers)
+    return tuple(blocks)
+
+
+def _sharding(plan: Plan, degrees: Degrees) -> Sharding:
+    replicas, within = degrees.dp * degrees.ep * degrees.cp, plan.sharding.within
+    if within and replicas % within:
+        within = next((size for size in (2, 3, 1) if replicas % size == 0), 1)
+    return replace(plan.sharding, within=within, bucket_bytes=min(plan.sharding.bucket_bytes, 16384))
+
+
+def _arch(plan: Plan, degrees: Degrees, layers: int, sequence: int) -> Arch:
+    arch, tp = plan.arch, degrees.tp
+    group = arch.heads // arch.kv_heads
+    kv_heads = math.lcm(tp, degrees.cp) if arch.kv_heads % plan.degrees.tp == 0 else max(tp // 2, 1)
+    kv_heads = min(max(kv_heads, 2 if arch.kv_heads > 1 else 1), arch.kv_heads)
+    heads = kv_heads * group
+    head_dim = min(arch.head_dim, _HEAD_DIM)
+    hidden = max(round(heads * head_dim * arch.hidden / (arch.heads * arch.head_dim)), 1)
+    hidden = min(_up(hidden, tp), arch.hidden)
+    return replace(
+        arch,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=min(_up(max(hidden * arch.ffn // arch.hidden, 8), tp), arch.ffn),
+        vocab=min(arch.vocab, _alike(_VOCAB, arch.vocab, plan.degrees.tp, tp)),
+        max_positions=max(sequence, min(arch.max_positions, 2 * sequence)) if arch.max_positions else 0,
+        sliding_window=-(-arch.sliding_window * sequence // plan.data.sequence_length),
+        windowed_layers=tuple(layer for layer in arch.windowed_layers if layer < layers),
+        experts=_experts(arch.experts, degrees, layers) if arch.experts else None,
+    )
+
+
+def _experts(experts: Experts, degrees: Degrees, layers: int) -> Experts:
+    count = min(experts.count, _up(max(4, experts.active), degrees.ep))
+    return replace(
+        experts,
+        count=count,
+        active=min(experts.active, count),
+        ffn=min(experts.ffn, _up(32, degrees.tp)),
+        dense_layers=min(experts.dense_layers, layers - 1),
+    )
+
+
+def _alike(least: int, size: int, ways: int, twin_ways: int) -> int:
+    """A size from `least` on that divides over the twin's ranks exactly if `size` divides over the run's."""
+    divides = size % ways == 0
+    return next(n for n in range(least, least + 2 * twin_ways + 2) if (n % twin_ways == 0) is divides or twin_ways == 1)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _told(plan: Plan, small: Plan) -> str:
+    sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+    changes = [(name, getattr(plan.arch, name), getattr(small.arch, name)) for name in sizes]
+    changes += [(axis.value, plan.degrees.on(axis), small.degrees.on(axis)) for axis in Axis]
+    changes += [
+        ("sequence_length", plan.data.sequence_length, small.data.sequence_length),
+        ("batch.global", plan.batch.sequences, small.batch.sequences),
+        ("batch.micro", plan.batch.micro, small.batch.micro),
+    ]
+    told = ", ".join(f"{name} {before} -> {after}" for name, before, after in changes if before != after)
+    return f"a scaled-down twin is verified: {told}"

@@ -1,0 +1,201 @@
+"""The whole ladder: references in this process, then all rungs on one set of ranks, then the verdicts.
+
+    this process     twin -> rungs -> references on disk            -> compare
+    ranks                                               \\-> rung 0, rung 1, .. /
+
+Ranks are started once. Each rung joins a process group of exactly its own size, and leaves it; ranks that a rung does
+not need go on to the next.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.comm.mesh import Mesh
+from meshwright.config.choices import Dtype, OptimizerKind
+from meshwright.data.batch import Batch
+from meshwright.launch.environment import Place
+from meshwright.launch.forkserver import start_server
+from meshwright.launch.join import join_file, leave
+from meshwright.launch.local import run_ranks
+from meshwright.launch.status import RankStatus
+from meshwright.plan.plan import Plan
+from meshwright.verify.bands import EXACT, Band, rounding_band
+from meshwright.verify.batches import global_batches
+from meshwright.verify.compare import Comparison, Verdict, compare
+from meshwright.verify.ladder import Rung, ladder
+from meshwright.verify.reference import run_reference
+from meshwright.verify.rung import OPTIMIZERS, RankReport, climb
+from meshwright.verify.settings import DOUBLE, RATES, STEPS, optimizer_of
+from meshwright.verify.trace import ReferenceFile
+from meshwright.verify.twin import twin
+
+__all__ = ["Outcome", "References", "Report", "judge", "make_references", "verify"]
+
+References = dict[OptimizerKind, Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A rung's verdict: the worse of its two optimizers in every figure."""
+
+    rung: Rung
+    band: Band
+    loss: float
+    gradient: float
+    norm: float
+    update: float
+    worst: str
+    first: Verdict | None
+
+    @property
+    def ok(self) -> bool:
+        return self.first is None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    plan: Plan
+    """What was verified: the run's plan, or its twin."""
+    twin: str
+    """How the twin differs; empty where it is the run itself."""
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(outcome.ok for outcome in self.outcomes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `verify --json`; figures that are infinite are given as null."""
+        return {"ok": self.ok, "rungs": [_row(outcome) for outcome in self.outcomes], "tolerance": EXACT.gradient}
+
+
+def verify(plan: Plan, *, device: str = "cpu", say: Callable[[str], None] = lambda text: None) -> Report:
+    """Climb the ladder of `plan` on ranks of this machine.
+
+    `say` receives a line now and then. Raises LaunchError where a rank fails: the message names the rung.
+    """
+    small, told = twin(plan)
+    rungs = ladder(small)
+    if told:
+        say(told)
+    world = max(rung.plan.degrees.ranks for rung in rungs)
+    say(f"{len(rungs)} rungs on up to {world} ranks; optimizer and precision are the ladder's own")
+    start_server((__name__,))  # its imports run beside the references
+    with tempfile.TemporaryDirectory(prefix="meshwright-verify-") as folder:
+        references = [_reference(rung.plan, Path(folder)) for rung in rungs]
+        reports = run_ranks(_on_rank, world, rungs, references, folder, device)
+        outcomes = tuple(
+            judge(rung, references[number], [of_rank[number] for of_rank in reports if of_rank[number]])
+            for number, rung in enumerate(rungs)
+        )
+    return Report(small, told, outcomes)
+
+
+def judge(rung: Rung, references: References, reports: Sequence[Sequence[RankReport]]) -> Outcome:
+    """The verdict on one rung from the reports of its ranks, each with one entry an optimizer."""
+    comparisons: list[Comparison] = []
+    band = EXACT
+    for number, kind in enumerate(OPTIMIZERS):
+        figures = ReferenceFile(references[kind]).figures
+        plan = replace(rung.plan, optimizer=optimizer_of(kind))
+        band = rounding_band(plan, figures, RATES[kind], STEPS)
+        comparisons.append(compare(plan, [of_rank[number] for of_rank in reports], figures, band))
+    first = next((each.first for each in comparisons if each.first is not None), None)
+    worst = max(comparisons, key=lambda each: max(each.gradient, each.update))
+    return Outcome(
+        rung,
+        band,
+        loss=max(each.loss for each in comparisons),
+        gradient=max(each.gradient for each in comparisons),
+        norm=max(each.norm for each in comparisons),
+        update=max(each.update for each in comparisons),
+        worst=worst.worst,
+        first=first,
+    )
+
+
+def make_references(plan: Plan, folder: Path, batches: Sequence[Batch] | None = None) -> References:
+    """Train the plan's model in this process with each optimizer, in float64; write what happened below `folder`."""
+    made = {}
+    for kind in OPTIMIZERS:
+        own = replace(plan, optimizer=optimizer_of(kind), precision=DOUBLE)
+        given = global_batches(own, STEPS) if batches is None else batches
+        made[kind] = folder / kind.value
+        run_reference(own, given, RATES[kind], made[kind])
+    return made
+
+
+def _reference(plan: Plan, folder: Path) -> References:
+    """The references of a rung: equal model and batches share one."""
+    own = replace(plan, precision=DOUBLE)
+    place = folder / own.math
+    if place.is_dir():
+        return {kind: place / kind.value for kind in OPTIMIZERS}
+    return make_references(own, place)
+
+
+def _on_rank(
+    place: Place, status: RankStatus, rungs: Sequence[Rung], references: Sequence[References], folder: str, device: str
+) -> list[list[RankReport]]:
+    """Every rung in turn; an empty list for those that this rank does not belong to."""
+    reports: list[list[RankReport]] = []
+    for number, rung in enumerate(rungs):
+        status.at(None, f"rung {rung.name}")
+        world = rung.plan.degrees.ranks
+        if place.rank >= world:
+            reports.append([])
+            continue
+        if world > 1:
+            join_file(Path(folder) / f"rung-{number}", place.rank, world, device)
+        try:
+            reports.append(climb(rung.plan, Mesh.of(rung.plan).start(), device, references[number]))
+        finally:
+            leave()
+    return reports
+
+
+def _row(outcome: Outcome) -> dict[str, Any]:
+    plan, first = outcome.rung.plan, outcome.first
+    degrees, sharding = plan.degrees, plan.sharding
+    row: dict[str, Any] = {
+        "name": outcome.rung.name,
+        "mesh": {"dp": degrees.dp, "tp": degrees.tp, "pp": degrees.pp, "cp": degrees.cp, "ep": degrees.ep},
+        "parallel": {
+            "zero": sharding.stage,
+            "zero_shard_within": sharding.within,
+            "reshard_after_forward": sharding.reshard_after_forward,
+            "bucket_bytes": sharding.bucket_bytes,
+            "sequence": plan.execution.sequence,
+            "schedule": plan.pipeline.schedule.value,
+            "chunks": plan.pipeline.chunks,
+            "stages": list(plan.pipeline.stages),
+            "context": plan.context.kind.value,
+            "context_inner": plan.context.inner,
+            "recompute": plan.execution.recompute.value,
+            "offload": plan.execution.offload.value,
+            "compile": plan.execution.compile,
+        },
+        "batch": {"global": plan.batch.sequences, "micro": plan.batch.micro},
+        "ok": outcome.ok,
+        "loss": _finite(outcome.loss),
+        "gradient": _finite(outcome.gradient),
+        "norm": _finite(outcome.norm),
+        "update": _finite(outcome.update),
+        "worst": outcome.worst,
+        "first": first.name if first else None,
+        "likely": str(first) if first else None,
+    }
+    if plan.precision.compute is not Dtype.FLOAT64:
+        band = outcome.band
+        row["precision"] = plan.precision.compute.value
+        row["band"] = {"loss": band.loss, "gradient": band.gradient, "norm": band.norm, "update": band.update}
+    return row
+
+
+def _finite(value: float) -> float | None:
+    return value if value < float("inf") else None
