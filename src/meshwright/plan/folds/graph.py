@@ -25,9 +25,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from meshwright.layout.axes import Coordinates
-from meshwright.layout.groups import groups
 from meshwright.plan.action import Action, Kind, Op, What
 from meshwright.plan.folds.traffic import transfer
+from meshwright.plan.meeting import plan_groups
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program, role_program
 
@@ -179,7 +179,7 @@ class StreamsOfRank:
 
     def __init__(self, plan: Plan, rank: int) -> None:
         at = plan.degrees.coordinates(rank)
-        table = groups(plan.degrees, plan.sharding.within)
+        table = plan_groups(plan)
         self._rank = rank
         self._members = {name: group.members(plan.degrees, at) for name, group in table.items()}
         self._streams = {name: Stream(members) for name, members in self._members.items()}

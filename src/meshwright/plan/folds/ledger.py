@@ -11,14 +11,17 @@ from dataclasses import dataclass
 
 from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Kind, Phase
-from meshwright.plan.folds.traffic import Operation, Transfer, Transport, sent_bytes, transfer, wire_bytes
+from meshwright.plan.folds.traffic import Operation, Transfer, Transport, sent_bytes, transfers, wire_bytes
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import program
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Sums over the calls of one (group, operation, phase), in bytes; `ranks` is the size of the group."""
+    """Sums over the calls of one (group, operation, phase), in bytes; `ranks` is the size of the group.
+
+    Calls over factors of an axis stand in the axis's row: each counts the bytes of its own group.
+    """
 
     group: GroupName
     ranks: int
@@ -35,8 +38,7 @@ def ledger(
 ) -> tuple[Row, ...]:
     """What `rank` sends in one step, without evaluation, checkpoint or first-step checks."""
     steps = program(plan, rank, kind)
-    sent = (transfer(plan, steps, action) for action in steps.actions)
-    return tally((each for each in sent if each is not None), transport)
+    return tally((each for action in steps.actions for each in transfers(plan, steps, action)), transport)
 
 
 def tally(transfers: Iterable[Transfer], transport: Transport) -> tuple[Row, ...]:
@@ -44,12 +46,13 @@ def tally(transfers: Iterable[Transfer], transport: Transport) -> tuple[Row, ...
     calls: dict[Transfer, int] = {}
     for each in transfers:
         calls[each] = calls.get(each, 0) + 1
-    sums: dict[tuple[GroupName, int, Operation, Phase], list[int]] = {}
+    sums: dict[tuple[GroupName, Operation, Phase], list[int]] = {}
     for each, count in calls.items():
         operation, payload, ranks = each.operation, each.payload_bytes, each.ranks
-        row = sums.setdefault((each.group, ranks, operation, each.phase), [0, 0, 0, 0])
-        row[0] += count
-        row[1] += count * payload
-        row[2] += count * sent_bytes(operation, payload, ranks)
-        row[3] += count * wire_bytes(transport, operation, payload, ranks)
-    return tuple(Row(*key, *row) for key, row in sums.items())
+        row = sums.setdefault((each.group, operation, each.phase), [0, 0, 0, 0, 0])
+        row[0] = max(row[0], ranks)
+        row[1] += count
+        row[2] += count * payload
+        row[3] += count * sent_bytes(operation, payload, ranks)
+        row[4] += count * wire_bytes(transport, operation, payload, ranks)
+    return tuple(Row(group, row[0], operation, phase, *row[1:]) for (group, operation, phase), row in sums.items())

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.layout.axes import Axis
-from meshwright.layout.groups import groups
 from meshwright.plan.action import Action, Kind, Op
 from meshwright.plan.buckets import Bucket, sharding_group
 from meshwright.plan.folds.touches import sums
 from meshwright.plan.folds.traffic import Operation, Transfer, transfer
 from meshwright.plan.folds.words import in_words, units_in_words
+from meshwright.plan.meeting import plan_groups
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program, program
 from meshwright.plan.stages import stage_units
@@ -46,7 +46,7 @@ def describe_rank(plan: Plan, rank: int, kind: Kind = Kind.TRAIN) -> Iterator[st
     yield f"rank {rank} of {plan.degrees.ranks}{': ' + place if place else ''}"
     yield f"units: {units_in_words(plan.arch, stage_units(plan, at.pp))}"
     yield f"each step: {_count(plan.accumulation, 'micro-batch', 'es')} of {_count(plan.batch.micro, 'sequence')}"
-    table = groups(plan.degrees, plan.sharding.within)
+    table = plan_groups(plan)
     shared = {name: group.members(plan.degrees, at) for name, group in table.items() if group.size > 1}
     for name, members in shared.items():
         if len(members) > 1:

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from meshwright.arch.tensors import UnitKind
-from meshwright.layout.groups import GroupName, groups
+from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Action, Kind, Op, What
 from meshwright.plan.buckets import Bucket, sharding_group
+from meshwright.plan.meeting import plan_groups
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program
 
@@ -217,12 +218,13 @@ def sums(plan: Plan, bucket: Bucket) -> tuple[GroupName, ...]:
     """The groups over which the gradient of `bucket` is summed in a step, in order."""
     if not bucket.trainable:
         return ()
-    table = groups(plan.degrees, plan.sharding.within)
+    table = plan_groups(plan)
     names = [sharding_group(plan, bucket.replicas).name]
     if plan.sharding.stage and plan.sharding.within and bucket.replicas is GroupName.DENSE:
         names.append(GroupName.COPY)
     if bucket.tied and len(bucket.units) == 1:
         names.append(GroupName.TIED)
+    names += bucket.partial
     return tuple(name for name in names if table[name].size > 1)
 
 

@@ -7,37 +7,33 @@
 | norm                 | all_reduce     | NORM_FLOATS float64                                               |
 | sum, stage 0         | all_reduce     | the bucket, reduce dtype                                          |
 | sum, stage 1 .. 3    | reduce_scatter | the bucket, reduce dtype                                          |
-| sum, copy and tied   | all_reduce     | what the sum before left: the bucket (stage 0) or the rank's shard |
+| sum over copy, tied, | all_reduce     | what the sum before left: the bucket (stage 0) or the rank's shard |
+|   tp, kv_copy        |                |                                                                   |
 | gather, publish      | all_gather     | the bucket, compute dtype                                         |
 | send                 | send           | a micro-batch of hidden states or of their cotangents             |
+| computes             | as declared    | what the strategies of the unit declare                           |
 
 A receive sends nothing and is no traffic of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import Enum
 
-from meshwright.layout.groups import GroupName, groups
+from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Action, Op, Phase, What
 from meshwright.plan.buckets import Bucket, sharding_group
+from meshwright.plan.meeting import plan_groups
 from meshwright.plan.norm import NORM_FLOATS
+from meshwright.plan.operation import Operation as Operation
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program
+from meshwright.plan.strategies.calls import unit_calls
+from meshwright.plan.strategies.tensor import stream_tokens
 
 SCALAR_BYTES = 8  # the count is an int64; loss and norm are float64
-
-
-class Operation(StrEnum):
-    """The logical operation: a row of the ledger names it whatever moves the bytes."""
-
-    ALL_REDUCE = "all_reduce"
-    REDUCE_SCATTER = "reduce_scatter"
-    ALL_GATHER = "all_gather"
-    ALL_TO_ALL = "all_to_all"
-    BROADCAST = "broadcast"
-    SEND = "send"
 
 
 class Transport(Enum):
@@ -90,14 +86,24 @@ def transfer(plan: Plan, program: Program, action: Action) -> Transfer | None:
     """What `action` sends when it is launched; None where it launches nothing, or only receives."""
     if not action.launches or action.group is None or action.op is Op.RECEIVE:
         return None
-    ranks = groups(plan.degrees, plan.sharding.within)[action.group].size
+    ranks = plan_groups(plan)[action.group].size
     operation, payload = _operation(plan, program, action)
-    return Transfer(action.group, ranks, operation, action.phase, payload)
+    return Transfer(action.group.reported, ranks, operation, action.phase, payload)
+
+
+def transfers(plan: Plan, program: Program, action: Action) -> Iterator[Transfer]:
+    """Everything that `action` sends: its own launch, and the collectives inside a unit."""
+    launched = transfer(plan, program, action)
+    if launched is not None:
+        yield launched
+    for call in unit_calls(plan, action):
+        ranks = plan_groups(plan)[call.group].size
+        yield Transfer(call.group.reported, ranks, call.operation, action.phase, call.payload_bytes)
 
 
 def border_elements(plan: Plan) -> int:
     """Elements of what crosses a border between stages: micro-batch x tokens held x hidden."""
-    return plan.batch.micro * (plan.data.sequence_length // plan.degrees.cp) * plan.arch.hidden
+    return stream_tokens(plan) * plan.arch.hidden
 
 
 def _operation(plan: Plan, program: Program, action: Action) -> tuple[Operation, int]:
