@@ -23,6 +23,7 @@ from meshwright.plan.action import Action, Kind
 from meshwright.plan.norm import NormPart
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import program
+from meshwright.plan.schedules import ScheduleFunction
 from meshwright.plan.stages import stage_units
 
 
@@ -51,14 +52,24 @@ class Evaluation:
 
 
 class Engine:
-    """One rank of a run: `mesh` has been started; all ranks call the same methods in the same order."""
+    """One rank of a run: `mesh` has been started; all ranks call the same methods in the same order.
 
-    def __init__(self, plan: Plan, mesh: Mesh, device: torch.device | str = "cpu") -> None:
+    `schedule` replaces the pipeline schedule that the plan names, on all ranks.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        mesh: Mesh,
+        device: torch.device | str = "cpu",
+        *,
+        schedule: ScheduleFunction | None = None,
+    ) -> None:
         if plan.degrees != mesh.degrees:
             raise ValueError(f"the plan is for {plan.degrees}, the mesh is {mesh.degrees}")
         self.plan, self.mesh = plan, mesh
         self.allocator = Allocator(torch.device(device))
-        training = program(plan, mesh.rank)
+        training = program(plan, mesh.rank, Kind.TRAIN, schedule)
         self.stores = [Store(plan, bucket, mesh.coordinates, self.allocator) for bucket in training.buckets]
         self.model = build_decoder(plan.arch, dtype=TORCH_DTYPES[plan.precision.compute], device="meta")
         here = stage_units(plan, training.stage)
@@ -67,7 +78,7 @@ class Engine:
         for store in self.stores:
             store.initialise()
         self._train = Executor(plan, training, mesh, units, self.stores, self.allocator)
-        evaluating = program(plan, mesh.rank, Kind.EVALUATE)
+        evaluating = program(plan, mesh.rank, Kind.EVALUATE, schedule)
         self._evaluate = Executor(plan, evaluating, mesh, units, self.stores, self.allocator)
 
     def step(self, batch: Batch, learning_rate: float, stop: bool = False) -> StepResult:
