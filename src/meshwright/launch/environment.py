@@ -9,6 +9,7 @@ The environment may hold secrets: nothing here prints a variable that it does no
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -86,6 +87,15 @@ def detect(environment: Mapping[str, str] | None = None) -> Place | None:
 def snapshot() -> dict[str, str]:
     """This process's environment, to be handed to ranks: the fork server knows only the one it was started with."""
     return dict(os.environ)
+
+
+def local_snapshot() -> dict[str, str]:
+    """The snapshot for ranks that are all on this host: gloo then talks over loopback, unless the user says otherwise.
+
+    By itself gloo asks what address the host's name has, which on many a laptop is none or one that changes.
+    """
+    loopback = next((name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*", name)), None)
+    return ({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}) | snapshot()
 
 
 def adopt(environment: Mapping[str, str], keep: frozenset[str] = frozenset()) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from signal import SIGTERM, Signals
 from typing import Any
 
-from meshwright.launch.environment import Place, num_threads, snapshot
+from meshwright.launch.environment import Place, local_snapshot, num_threads
 from meshwright.launch.forkserver import start_server
 from meshwright.launch.report import Failure, first_failure, from_exception
 from meshwright.launch.status import RankStatus
@@ -80,7 +80,7 @@ def run_ranks(
         watch.start()
         try:
             with watch.handling_signals(), _quiet_agent():
-                results, exit_codes = _run_agent(enter, world, Path(folder), (folder, snapshot(), call))
+                results, exit_codes = _run_agent(enter, world, Path(folder), (folder, local_snapshot(), call))
         finally:
             watch.stop()
         _raise_what_ended(watch.failures(), exit_codes, watch.signals, watch.killed)

@@ -18,7 +18,7 @@ from meshwright.launch.status import RankStatus, describe
 _CONSEQUENCE = re.compile(
     r"Connection (closed|reset) by peer|pair closure|Broken pipe|Socket closed|connectFullMesh failed"
     r"|Timed out waiting \d+ms|remote process exited|[Cc]ommunicator was aborted|Failed to recv, got 0 bytes"
-    r"|wait timeout after \d+ms"
+    r"|wait timeout after \d+ms|^stopped because of rank \d+"
 )
 
 

@@ -30,7 +30,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from meshwright.launch.environment import adopt, snapshot
+from meshwright.launch.environment import adopt, local_snapshot
 from meshwright.launch.forkserver import start_server
 from meshwright.launch.join import join_file, leave
 from meshwright.launch.rank import prepare
@@ -103,7 +103,7 @@ def _launch(
     start_server(("meshwright.testing.ranks",))
     context = multiprocessing.get_context("forkserver")
     call = pickle.dumps(_Call(function, args, cases))
-    variables = {**snapshot(), **(environment or {})}
+    variables = {**local_snapshot(), **(environment or {})}
     readers: list[Connection] = []
     processes: list[ForkServerProcess] = []
     with tempfile.TemporaryDirectory(prefix="meshwright-ranks-") as folder:

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from meshwright.launch.environment import Place
+from meshwright.launch.environment import Place, detect
 from meshwright.launch.join import join, leave
-from meshwright.launch.local import exit_code, run_ranks
+from meshwright.launch.local import exit_code, run_here, run_ranks
 from meshwright.launch.status import RankStatus
 
 
@@ -38,6 +38,7 @@ def _steps(place: Place, status: RankStatus, folder: str, trouble: str) -> None:
         dist.all_reduce(torch.ones(4))
         status.at(step, "backward")
         if step == 7 and place.rank == 1:
+            (Path(folder) / "failed").write_text("")  # its time is what the tests measure from
             _make(trouble)
         if trouble == "endless":
             time.sleep(0.01)
@@ -84,11 +85,13 @@ def raises_beside_a_deaf_rank(place: Place, status: RankStatus, folder: str) -> 
             time.sleep(1)
     while not (Path(folder) / "deaf").exists():
         time.sleep(0.01)
+    (Path(folder) / "failed").write_text("")
     raise ValueError("nobody listens")
 
 
 def raises_before_joining(place: Place, status: RankStatus, folder: str) -> None:
     if place.rank == 0:
+        (Path(folder) / "failed").write_text("")
         raise ValueError("too early")
     join(place)
 
@@ -105,7 +108,22 @@ def saves(place: Place, status: RankStatus, folder: str) -> str:
     return "saved"
 
 
+def dies_once(place: Place, status: RankStatus) -> None:
+    """Rank 1 is killed in the first attempt; a later one runs to the end."""
+    join(place)
+    for step in range(20):
+        status.at(step, "forward")
+        dist.all_reduce(torch.ones(4))
+        if step == 10 and place.rank == 1 and place.restart_count == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    leave()
+    print(f"rank {place.rank} ended attempt {place.restart_count}", flush=True)
+
+
 def main() -> int:
+    place = detect()
+    if place is not None:
+        return exit_code(lambda: run_here(globals()[sys.argv[1]], place))
     name, world, folder = sys.argv[1:]
     function = globals()[name]
     return exit_code(lambda: print(run_ranks(function, int(world), folder, mistakes=(MistakeError,))))

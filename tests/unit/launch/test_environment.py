@@ -1,8 +1,19 @@
 """The place a launcher gives, and the refusal of what contradicts itself."""
 
+import os
+
 import pytest
 
-from meshwright.launch.environment import Launcher, Place, PlaceError, detect, first_host, num_threads
+from meshwright.launch.environment import (
+    Launcher,
+    Place,
+    PlaceError,
+    adopt,
+    detect,
+    first_host,
+    local_snapshot,
+    num_threads,
+)
 
 _TORCHRUN = {
     "RANK": "3",
@@ -112,3 +123,16 @@ def test_threads() -> None:
         num_threads(2, {"OMP_NUM_THREADS": "0"})
     with pytest.raises(PlaceError, match="OMP_NUM_THREADS=all"):
         num_threads(2, {"OMP_NUM_THREADS": "all"})
+
+
+def test_local_ranks_talk_over_loopback_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert local_snapshot()["GLOO_SOCKET_IFNAME"].startswith("lo")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert local_snapshot()["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_adopting_an_environment_keeps_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"KEPT": "1", "CHANGED": "1", "GONE": "1"})
+    adopt({"CHANGED": "2", "KEPT": "2", "NEW": "2"}, keep=frozenset({"KEPT"}))
+    assert os.environ == {"KEPT": "1", "CHANGED": "2", "NEW": "2"}
