@@ -11,8 +11,9 @@ from meshwright.config.errors import RequestError
 
 if TYPE_CHECKING:
     from meshwright.config.schema import RunConfig
+    from meshwright.plan.plan import Plan
 
-__all__ = ["load", "run_file_arguments", "split_request"]
+__all__ = ["load", "planned", "positive", "run_file_arguments", "split_request"]
 
 
 def run_file_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +32,32 @@ def load(arguments: argparse.Namespace) -> RunConfig:
 
     path, overrides = split_request(arguments.request)
     return load_run(path, overrides)
+
+
+def planned(arguments: argparse.Namespace, launched: int | None = None) -> tuple[RunConfig, Plan]:
+    """Return the run asked for and its plan, for commands that run something; torch is not needed.
+
+    ``launched``: ranks that a launcher started; without one ``--ranks`` counts. Raises ``RequestError``.
+    """
+    from meshwright.arch.resolve import arch_from_model
+    from meshwright.config.built import check_built
+    from meshwright.plan.resolve import resolve
+
+    run = load(arguments)
+    check_built(run)
+    asked: int | None = arguments.ranks
+    if launched is not None and asked is not None and asked != launched:
+        raise RequestError(
+            f"--ranks {asked}", f"the launcher started {launched}", (f"--ranks {launched}", "no --ranks")
+        )
+    return run, resolve(run, arch_from_model(run.model), asked if launched is None else launched)
+
+
+def positive(text: str) -> int:
+    """Read an argument that is a number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of at least 1")
+    return int(text)
 
 
 def split_request(words: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -1,0 +1,96 @@
+"""``meshwright train``: starts the ranks, or takes its place among a launcher's, and trains."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any
+
+from meshwright.cli import request
+from meshwright.cli.output import print_json
+from meshwright.config.errors import RequestError
+
+if TYPE_CHECKING:
+    from meshwright.launch.environment import Place
+    from meshwright.train.job import Job
+
+__all__ = ["EXAMPLES", "HELP", "NAME", "add_arguments", "run"]
+
+NAME = "train"
+HELP = "train a model and write its run folder"
+EXAMPLES = """\
+meshwright train                              the demonstration run, two ranks on this machine
+meshwright train run.toml train.steps=1000
+meshwright train mesh.dp=fill --ranks 4
+torchrun --nproc-per-node 4 -m meshwright train run.toml mesh.dp=fill"""
+
+_TERMINATED = 143
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run file, overrides, and the number of ranks."""
+    request.run_file_arguments(parser)
+    parser.add_argument("--ranks", type=request.positive, metavar="N", help='ranks to start; for mesh.dp = "fill"')
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train; 0 done, 1 a rank failed, 130 and 143 after a signal."""
+    from meshwright.launch.environment import PlaceError, detect
+
+    try:
+        place = detect()
+    except PlaceError as error:
+        raise RequestError("the launcher's environment", str(error)) from None
+    plan_run, plan = request.planned(arguments, None if place is None else place.world)
+    from meshwright.train.job import job_of
+
+    job = job_of(plan_run, plan, quiet_stdout=arguments.json)
+    return _start(job) if place is None else _take_place(job, place)
+
+
+def _start(job: Job) -> int:
+    """Start the ranks on this machine. What is wrong with the request is found before."""
+    from meshwright.launch.local import exit_code, run_ranks
+
+    if _is_finished(job):
+        return 0
+    outcomes: list[Any] = []
+    code = exit_code(lambda: outcomes.extend(run_ranks(_rank, job.plan.degrees.ranks, job, mistakes=(RequestError,))))
+    if outcomes and job.quiet_stdout:
+        _print_outcome(job, outcomes[0])
+    return code
+
+
+def _take_place(job: Job, place: Place) -> int:
+    """Be one of a launcher's ranks."""
+    from meshwright.launch.local import exit_code, run_here
+
+    outcomes: list[Any] = []
+    code = exit_code(lambda: outcomes.append(run_here(_rank, place, job, mistakes=(RequestError,))))
+    if outcomes and place.rank == 0 and job.quiet_stdout:
+        _print_outcome(job, outcomes[0])
+    return _TERMINATED if outcomes and outcomes[0].stopped else code
+
+
+def _rank(place: Place, status: Any, job: Job) -> Any:
+    """What every rank runs."""
+    from meshwright.train.loop import train
+
+    return train(place, status, job)
+
+
+def _is_finished(job: Job) -> bool:
+    """Whether this very run stands in its folder already; says so. Raises RequestError for what cannot be started."""
+    from meshwright.train.feed import open_corpus
+    from meshwright.train.folder import FolderState, folder_state
+
+    if folder_state(job) is FolderState.FINISHED:
+        print(f"{job.folder} holds this run, finished: nothing to do", file=sys.stderr)
+        return True
+    open_corpus(job)
+    return False
+
+
+def _print_outcome(job: Job, outcome: Any) -> None:
+    print_json({"name": job.plan.name, "folder": str(job.folder), "plan": job.plan.hash, **dataclasses.asdict(outcome)})

@@ -1,0 +1,151 @@
+"""The account of a run: what the plan predicted of a step beside what the first and the later steps measured.
+
+ledger.json    {"predicted": {}, "measured": {}, "traffic_equal": true}, both of the shape of an estimate. Traffic,
+               memory and times are of rank 0, `per_rank` memory of all; a figure nobody predicted or measured is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from meshwright.arch.arithmetic import operations
+from meshwright.comm.gather import gather_integers
+from meshwright.config.choices import Recompute
+from meshwright.parallel.engine import Engine
+from meshwright.plan.category import Category
+from meshwright.plan.folds.ledger import Row, ledger
+from meshwright.plan.folds.memory import Timeline, memory
+from meshwright.plan.plan import Plan
+from meshwright.train.figures import Meter, peak_bytes
+
+__all__ = ["Account", "LedgerError", "hardware_flops", "ledger_json", "take_account"]
+
+_TIMES = ("compute", "dp", "tp", "pp", "cp", "ep", "bubble", "optimizer", "data", "other")
+HELD = frozenset({Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.MASTER})
+"""What the engine's own allocator makes on every device."""
+
+
+class LedgerError(RuntimeError):
+    """A predicted ledger differs from the measured one, and the run asked for equality."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Prediction and measurement of one training step on this rank; `traffic_equal` on all ranks.
+
+    `held`: the largest sums of what the engine's own allocator makes, predicted and measured, bytes.
+    """
+
+    predicted: tuple[Row, ...]
+    measured: tuple[Row, ...]
+    traffic_equal: bool
+    timeline: Timeline
+    held_predicted: int
+    held_measured: int
+    live: Mapping[str, int]
+    """Bytes of each category between steps, measured."""
+
+
+def take_account(engine: Engine) -> Account:
+    """Read the ledger and the allocator after the first step. Collective over all ranks."""
+    plan, mesh = engine.plan, engine.mesh
+    predicted = ledger(plan, mesh.rank, transport=mesh.ledger.transport)
+    measured = mesh.ledger.rows
+    equal = all(row[0] for row in gather_integers(mesh, [int(set(predicted) == set(measured))]))
+    timeline = memory(plan, mesh.rank, transport=mesh.ledger.transport, fused_norms=_on_cuda(engine))
+    live = {category.value: num_bytes for category, num_bytes in engine.allocator.live.items()}
+    return Account(predicted, measured, equal, timeline, _held_peak(timeline), engine.allocator.peak, live)
+
+
+def ledger_json(engine: Engine, account: Account, meter: Meter) -> dict[str, Any]:
+    """Both estimates and the verdict. Collective over all ranks."""
+    plan, timeline = engine.plan, account.timeline
+    peaks = [row[0] for row in gather_integers(engine.mesh, [peak_bytes(engine)])]
+    expected = [memory(plan, rank, transport=engine.mesh.ledger.transport).peak_bytes for rank in _one_a_stage(plan)]
+    flops = {"model_per_step": meter.model_flops, "hardware_per_step": hardware_flops(plan)}
+    predicted_memory: dict[str, Any] = {
+        **{category.value: timeline.largest[category] for category in timeline.largest},
+        "peak": max(expected), "reserved": None, "device": None,
+        "per_rank": [{"rank": rank, "peak": expected[plan.degrees.coordinates(rank).pp]} for rank in _ranks(plan)],
+    }  # fmt: skip
+    measured_memory: dict[str, Any] = {
+        **_measured_categories(account),
+        "peak": max(peaks), **_device_memory(engine),
+        "per_rank": [{"rank": rank, "peak": peak} for rank, peak in enumerate(peaks)],
+    }  # fmt: skip
+    common = {"plan": plan.hash, "ranks": plan.degrees.ranks}
+    return {
+        "predicted": {**common, "traffic": _rows(account.predicted), "memory": predicted_memory, "flops": flops,
+                      "time": _times(plan, meter, None)},
+        "measured": {**common, "traffic": _rows(account.measured), "memory": measured_memory, "flops": flops,
+                     "time": _times(plan, meter, meter.step_seconds)},
+        "traffic_equal": account.traffic_equal,
+    }  # fmt: skip
+
+
+def hardware_flops(plan: Plan) -> int:
+    """FLOPs of a step over all ranks, recomputation included."""
+    sequence = plan.data.sequence_length
+    total = 0
+    for unit in range(plan.arch.num_units):
+        again = plan.execution.recompute is Recompute.FULL and 0 < unit < plan.arch.head_unit
+        for each in operations(plan.arch, unit, sequence, sequence):
+            total += each.forward_flops() * (2 if again else 1) + each.backward_flops()
+    return total * plan.batch.sequences
+
+
+def _held_peak(timeline: Timeline) -> int:
+    live = most = sum(size for category, size in timeline.states.items() if category.value in HELD)
+    for event in timeline.events:
+        if event.category.value in HELD:
+            live += event.change
+            most = max(most, live)
+    return most
+
+
+def _measured_categories(account: Account) -> dict[str, int | None]:
+    """Between steps; activations and logits are torch's own and are counted by it on CUDA only, in the peak."""
+    return {name: num_bytes if name in HELD else None for name, num_bytes in account.live.items()}
+
+
+def _device_memory(engine: Engine) -> dict[str, int | None]:
+    if not _on_cuda(engine):
+        return {"reserved": None, "device": None}
+    device = engine.allocator.device
+    free, total = torch.cuda.mem_get_info(device)
+    return {"reserved": torch.cuda.max_memory_reserved(device), "device": total - free}
+
+
+def _on_cuda(engine: Engine) -> bool:
+    return engine.allocator.device.type == "cuda"
+
+
+def _times(plan: Plan, meter: Meter, seconds: float | None) -> dict[str, float | None]:
+    """Only the whole step is timed; its parts are not."""
+    shown = seconds or None
+    ranks = plan.degrees.ranks
+    return {
+        "step_seconds": shown,
+        **dict.fromkeys(_TIMES),
+        "model_tflops_per_gpu": meter.model_flops / shown / ranks / 1e12 if shown else None,
+        "mfu": meter.mfu(shown) if shown else None,
+        "tokens_per_second_per_gpu": meter.tokens / shown / ranks if shown else None,
+    }
+
+
+def _rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [asdict(row) for row in rows]
+
+
+def _ranks(plan: Plan) -> range:
+    return range(plan.degrees.ranks)
+
+
+def _one_a_stage(plan: Plan) -> list[int]:
+    """A rank of each pipeline stage: ranks of one stage keep equally much."""
+    first = {plan.degrees.coordinates(rank).pp: rank for rank in reversed(_ranks(plan))}
+    return [first[stage] for stage in range(plan.degrees.pp)]

@@ -1,0 +1,55 @@
+"""A job: everything a rank needs to train, decided before any rank is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.config.choices import DeviceKind, OnNonfinite
+from meshwright.config.load import dump_run
+from meshwright.config.schema import RunConfig
+from meshwright.plan.plan import Plan
+from meshwright.plan.resolve import steps_of
+
+__all__ = ["CACHE", "Job", "job_of"]
+
+CACHE = ".cache"
+"""The folder of token caches, beside the run folders: runs on the same text share it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`steps` are optimizer steps; `folder` is the run folder; `run_file` the resolved run as TOML.
+
+    `quiet_stdout`: what people read goes to standard error, for standard output carries JSON.
+    """
+
+    plan: Plan
+    steps: int
+    eval_every: int
+    log_every: int
+    folder: Path
+    cache: Path
+    device: DeviceKind
+    on_nonfinite: OnNonfinite
+    strict: bool
+    run_file: str
+    quiet_stdout: bool = False
+
+
+def job_of(run: RunConfig, plan: Plan, *, quiet_stdout: bool = False) -> Job:
+    """The job of a run whose plan was resolved."""
+    output = Path(run.train.output)
+    return Job(
+        plan=plan,
+        steps=steps_of(run),
+        eval_every=run.train.eval_every,
+        log_every=run.train.log_every,
+        folder=output / run.name,
+        cache=output / CACHE,
+        device=run.train.device,
+        on_nonfinite=run.survive.on_nonfinite,
+        strict=run.track.strict,
+        run_file=dump_run(run),
+        quiet_stdout=quiet_stdout,
+    )

@@ -1,0 +1,210 @@
+"""The training run on one rank.
+
+    meet      join the others, make the mesh's groups; one folder, one plan, one corpus for all
+    prepare   open the data, build the engine
+    step      read this rank's slice -> program -> figures        0 .. steps - 1
+    evaluate  the held-out split, every `eval_every` steps and at the end
+    close     the account, a sample of text, the last lines
+
+All ranks take the same way through it: whatever decides (a gradient that is not finite, a request to stop) has been
+summed over all of them before anybody looks.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+from meshwright.comm.gather import gather_integers
+from meshwright.comm.mesh import Mesh, device_of
+from meshwright.config.choices import OnNonfinite
+from meshwright.data import Batch
+from meshwright.launch.environment import Place
+from meshwright.launch.join import join, leave
+from meshwright.launch.status import RankStatus
+from meshwright.observe.progress import Progress
+from meshwright.parallel.engine import Engine, StepResult
+from meshwright.plan.learning_rate import learning_rate
+from meshwright.train import story
+from meshwright.train.account import Account, LedgerError, ledger_json, take_account
+from meshwright.train.checks import check_batches, check_same_run
+from meshwright.train.evaluate import evaluate
+from meshwright.train.feed import Feed, rank_feed
+from meshwright.train.figures import Meter, peak_bytes
+from meshwright.train.folder import LEDGER, FolderState, Journal, folder_state, write_json
+from meshwright.train.job import Job
+from meshwright.train.nonfinite import NonfiniteError, blame
+from meshwright.train.outcome import Outcome
+from meshwright.train.stop import StopRequest
+from meshwright.train.where import Phases, where
+
+__all__ = ["train"]
+
+
+def train(place: Place, status: RankStatus, job: Job) -> Outcome:
+    """Train as the rank at `place`. Raises what went wrong; `status` says where by then."""
+    status.at(None, "start-up")
+    if place.world > 1:
+        join(place, device_of(job.device).type)
+    with StopRequest() as stop:
+        outcome = _run(place, status, job, stop)
+    leave()
+    return outcome
+
+
+def _run(place: Place, status: RankStatus, job: Job, stop: StopRequest) -> Outcome:
+    degrees = job.plan.degrees
+    mesh = Mesh(
+        **{axis.value: degrees.on(axis) for axis in degrees.order},
+        order=degrees.order,
+        shard_within=job.plan.sharding.within,
+    ).start()
+    leads = place.rank == 0
+    state = int(folder_state(job)) if leads else 0
+    if gather_integers(mesh, [state])[0][0] == FolderState.FINISHED:  # rank 0 looked, all know
+        return Outcome(steps=job.steps, already=True)
+    with ExitStack() as stack:
+        journal = stack.enter_context(Journal.open(job)) if leads else None
+        status.at(None, "opening the data")
+        feed = rank_feed(job, mesh.rank)
+        check_same_run(mesh, job.plan, feed.dataset.digest)
+        status.at(None, "building the model")
+        engine = Engine(job.plan, mesh, device_of(job.device))
+        progress = Progress(sys.stderr if job.quiet_stdout else sys.stdout, job.log_every, silent=not leads)
+        progress.say(*story.beginning(job, feed.dataset, engine))
+        stack.enter_context(progress)
+        return _Loop(job, status, stop, engine, feed, journal, progress).run()
+
+
+class _Loop:
+    """The steps of a run and what lasts from one to the next: an outcome, an account, a meter. Nothing grows."""
+
+    def __init__(
+        self, job: Job, status: RankStatus, stop: StopRequest, engine: Engine, feed: Feed, journal: Journal | None,
+        progress: Progress,
+    ) -> None:  # fmt: skip
+        self._job, self._status, self._stop = job, status, stop
+        self._engine, self._feed, self._journal, self._progress = engine, feed, journal, progress
+        self._meter = Meter(job.plan, job.steps)
+        self._evaluates = job.eval_every > 0 and feed.evaluation_batches > 0
+        self._evaluation_seconds = 0.0
+        self._warned = False
+        self._account: Account | None = None
+        self._outcome = Outcome()
+
+    def run(self) -> Outcome:
+        for step in range(self._job.steps):
+            with self._placed(step):
+                result = self._step(step)
+            if result.stop:
+                self._outcome = replace(self._outcome, stopped=step + 1 < self._job.steps)
+                break
+            if self._due(step):
+                with self._placed(step):
+                    self._evaluate(step)
+        with self._placed(None):
+            return self._close()
+
+    # ------------------------------------------------------------------ one step
+
+    def _step(self, step: int) -> StepResult:
+        begin = time.perf_counter()
+        self._status.at(step, "reading the batch")
+        batch = self._feed.batch(step)
+        if step == 0:
+            check_batches(self._engine.mesh, self._job.plan, batch)
+        self._engine.mesh.ledger.clear()
+        rate = learning_rate(self._job.plan.optimizer, step)
+        self._engine.observe(Phases(self._status, step))
+        result = self._engine.step(batch, rate, self._stop.asked)
+        seconds = time.perf_counter() - begin
+        if step == 0:
+            self._take_account()
+        self._status.at(step, "writing figures")
+        self._record(step, result, rate, seconds)
+        if not result.finite:
+            self._refused(step, batch, rate)
+        return result
+
+    def _take_account(self) -> None:
+        self._account = take_account(self._engine)
+        self._progress.say(*story.traffic(self._account))
+        if self._job.strict and not self._account.traffic_equal:
+            raise LedgerError("the predicted ledger differs from the measured one, and track.strict is on")
+
+    def _record(self, step: int, result: StepResult, rate: float, seconds: float) -> None:
+        line = self._meter.line(step, result, rate, seconds, peak_bytes(self._engine))
+        first = result.loss if step == 0 else self._outcome.first_loss
+        self._outcome = replace(self._outcome, steps=step + 1, first_loss=first, last_loss=result.loss)
+        if self._journal is not None:
+            self._journal.step(self._feed.samples(step).tolist(), line)
+        self._progress.step(self._meter.reading(line, self._evaluations_left(step) * self._evaluation_seconds))
+        if not result.trained_tokens and not self._warned:
+            self._warned = True
+            self._progress.say(f"warning: step {step} has no trained token: loss 0, gradient 0; look at the labels")
+
+    def _refused(self, step: int, batch: Batch, rate: float) -> None:
+        """A gradient was not finite and the engine left the weights alone: go on (skip), or name the culprit."""
+        found = blame(self._engine, batch, rate)
+        if self._job.on_nonfinite is OnNonfinite.SKIP:
+            self._progress.say(f"warning: step {step} skipped, the weights are untouched: {found}")
+            return
+        culprit = next(iter(found.tensors), 0)
+        because = "" if self._engine.mesh.rank == culprit else f"stopped because of rank {culprit}: "
+        raise NonfiniteError(f"{because}{found}; the weights are those before step {step}")
+
+    # ------------------------------------------------------------------ evaluation and the end
+
+    def _due(self, step: int) -> bool:
+        done = step + 1
+        return self._evaluates and (done % self._job.eval_every == 0 or done == self._job.steps)
+
+    def _evaluations_left(self, step: int) -> int:
+        every, steps = self._job.eval_every, self._job.steps
+        return -(-steps // every) - step // every if self._evaluates else 0
+
+    def _evaluate(self, step: int) -> None:
+        self._status.at(step, "evaluation")
+        begin = time.perf_counter()
+        found = evaluate(
+            self._engine, self._feed, lambda done, of: self._progress.doing(f"step {step}  evaluation {done}/{of}")
+        )
+        self._evaluation_seconds = time.perf_counter() - begin
+        self._outcome = replace(self._outcome, eval_loss=found.loss)
+        if self._journal is not None:
+            self._journal.evaluation(
+                {
+                    "step": step,
+                    "eval_loss": found.loss,
+                    "eval_tokens": found.trained_tokens,
+                    "eval_seconds": self._evaluation_seconds,
+                }
+            )
+        self._progress.say(story.evaluation(step, found, self._evaluation_seconds))
+
+    def _close(self) -> Outcome:
+        self._status.at(None, "closing")
+        assert self._account is not None  # a job has at least one step
+        self._outcome = replace(
+            self._outcome, step_seconds=self._meter.step_seconds, traffic_equal=self._account.traffic_equal
+        )
+        figures = ledger_json(self._engine, self._account, self._meter)
+        if self._journal is not None:
+            write_json(self._job.folder / LEDGER, figures)
+            self._progress.say(*story.closing(self._job, self._account, self._outcome, figures))
+            if not self._outcome.stopped:
+                self._progress.say(*story.sample(self._engine, self._feed.dataset))
+        return self._outcome
+
+    @contextmanager
+    def _placed(self, step: int | None) -> Iterator[None]:
+        """An error on its way out leaves behind what this rank was doing: the closing line tells it."""
+        try:
+            yield
+        except BaseException:
+            if doing := where(self._engine):
+                self._status.at(step, doing)
+            raise

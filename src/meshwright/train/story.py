@@ -1,0 +1,158 @@
+"""What a run tells people: who it is at the start, whether the bytes came out as predicted, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from meshwright.arch.arithmetic import parameters
+from meshwright.config.errors import RequestError
+from meshwright.data import Dataset
+from meshwright.layout.axes import Axis
+from meshwright.observe.figures import bytes_text, duration_text, rate_text, table_lines
+from meshwright.parallel.engine import Engine
+from meshwright.plan.folds.ledger import Row
+from meshwright.plan.plan import Plan
+from meshwright.train.account import HELD, Account
+from meshwright.train.evaluate import EvalResult
+from meshwright.train.figures import CONVENTION
+from meshwright.train.generate import generate
+from meshwright.train.job import Job
+from meshwright.train.outcome import Outcome
+
+__all__ = ["beginning", "closing", "evaluation", "layout_text", "sample", "traffic"]
+
+_PROMPT = "def "
+_SAMPLE_BYTES = 400
+_TEMPERATURE = 0.6
+
+
+def beginning(job: Job, dataset: Dataset, engine: Engine) -> Iterator[str]:
+    """The plan in a few lines."""
+    plan = job.plan
+    step_tokens = plan.batch.sequences * plan.data.sequence_length
+    yield f"run    {plan.name} in {job.folder}, plan {plan.hash}"
+    yield f"data   {dataset.description}"
+    for problem in dataset.problems:
+        yield f"       left out: {problem}"
+    yield (
+        f"model  {plan.arch.family}, {plan.arch.layers} layers of {plan.arch.hidden}, {parameters(plan.arch):,} "
+        f"parameters, {plan.precision.compute}"
+    )
+    yield f"mesh   {layout_text(plan)} on {engine.allocator.device.type}"
+    yield f"batch  {batch_text(plan)}"
+    yield (
+        f"train  {job.steps:,} steps = {job.steps * step_tokens:,} tokens, {plan.optimizer.kind}, learning rate "
+        f"{plan.optimizer.learning_rate:g} {plan.optimizer.schedule}"
+    )
+
+
+def layout_text(plan: Plan) -> str:
+    """2 ranks: dp 2."""
+    degrees = [f"{axis} {plan.degrees.on(axis)}" for axis in Axis if plan.degrees.on(axis) > 1]
+    ranks = f"{plan.degrees.ranks} rank{'s' if plan.degrees.ranks > 1 else ''}"
+    zero = f", ZeRO {plan.sharding.stage}" if plan.sharding.stage else ""
+    return f"{ranks}{': ' if degrees else ''}{' x '.join(degrees)}{zero}"
+
+
+def batch_text(plan: Plan) -> str:
+    """The batch arithmetic."""
+    ways = plan.degrees.dp * plan.degrees.ep
+    sequences, length = plan.batch.sequences, plan.data.sequence_length
+    return (
+        f"{sequences} sequences of {length} tokens a step = {ways} batch ranks x {plan.accumulation} micro-batches "
+        f"x {plan.batch.micro} sequences"
+    )
+
+
+def traffic(account: Account) -> Iterator[str]:
+    """One line where prediction and measurement agree; else the table of both."""
+    if account.traffic_equal:
+        calls, sent = sum(row.calls for row in account.measured), sum(row.sent_bytes for row in account.measured)
+        yield f"ledger of a step: predicted = measured, {calls} calls, {bytes_text(sent)} sent by a rank"
+        return
+    yield "warning: the predicted ledger differs from the measured one (rows of this rank, or of another)"
+    yield from traffic_table(account.predicted, account.measured)
+
+
+def traffic_table(predicted: Sequence[Row], measured: Sequence[Row]) -> list[str]:
+    """Every row of either side, one line each."""
+    keys = {_key(row): None for row in (*predicted, *measured)}
+    expected, seen = ({_key(row): row for row in rows} for rows in (predicted, measured))
+    lines = []
+    for key in keys:
+        ours, theirs = expected.get(key), seen.get(key)
+        verdict = "equal" if ours == theirs else "DIFFERS"
+        lines.append([*key, *_cells(ours), *_cells(theirs), verdict])
+    headers = ["group", "operation", "phase", "calls", "sent predicted", "calls", "sent measured", ""]
+    return table_lines(headers, lines, left=3)
+
+
+def evaluation(step: int, found: EvalResult, seconds: float) -> str:
+    """An evaluation in one line."""
+    return (
+        f"after step {step}: evaluation loss {found.loss:.4f} nats over {found.trained_tokens:,} tokens "
+        f"({duration_text(seconds)})"
+    )
+
+
+def closing(job: Job, account: Account, outcome: Outcome, figures: Mapping[str, Any]) -> Iterator[str]:
+    """The closing table."""
+    yield ""
+    yield from traffic_table(account.predicted, account.measured)
+    yield ""
+    expected, seen = figures["predicted"], figures["measured"]
+    states = {name: size for name, size in account.timeline.states.items() if name.value in HELD}
+    rows = [
+        ["state between steps", bytes_text(sum(states.values())), bytes_text(sum(account.live.values()))],
+        ["  with gradients, at most", bytes_text(account.held_predicted), bytes_text(account.held_measured)],
+        ["  with activations, at most", bytes_text(expected["memory"]["peak"]), _activations_measured(seen)],
+        ["a step", "-", duration_text(outcome.step_seconds)],
+        ["model FLOPs", "-", rate_text(job_rate(figures, outcome), "FLOP/s") + f" ({CONVENTION})"],
+    ]
+    yield from table_lines(["of rank 0", "predicted", "measured"], rows)
+    yield ""
+    losses = f"loss {_number(outcome.first_loss)} -> {_number(outcome.last_loss)}"
+    held_out = f", evaluation {_number(outcome.eval_loss)}" if outcome.eval_loss is not None else ""
+    ended = f"stopped after {outcome.steps} of {job.steps} steps" if outcome.stopped else f"{outcome.steps} steps"
+    yield f"{ended}: {losses}{held_out}; files in {job.folder}"
+
+
+def sample(engine: Engine, dataset: Dataset) -> Iterator[str]:
+    """Text that the model writes, where it is whole on this rank and its tokens can be read."""
+    plan = engine.plan
+    if plan.degrees.pp * plan.degrees.tp > 1 or plan.sharding.stage == 3:
+        return
+    try:
+        prompt = dataset.encode(_PROMPT)
+    except RequestError:  # tokens of an unknown tokenizer
+        return
+    context, seed = plan.data.sequence_length, plan.seed
+    tokens = list(generate(engine.model, prompt, _SAMPLE_BYTES, context=context, temperature=_TEMPERATURE, seed=seed))
+    text = dataset.decode([*prompt, *tokens])
+    yield ""
+    yield f"a sample ({len(tokens)} tokens after {_PROMPT!r}, temperature {_TEMPERATURE}):"
+    yield from (f"  | {line}" for line in text.splitlines())
+
+
+def job_rate(figures: Mapping[str, Any], outcome: Outcome) -> float:
+    """Model FLOPs a second of the whole run."""
+    flops: int = figures["measured"]["flops"]["model_per_step"]
+    return flops / outcome.step_seconds if outcome.step_seconds else 0.0
+
+
+def _activations_measured(seen: Mapping[str, Any]) -> str:
+    """On a CPU nobody counts what autograd keeps."""
+    return "-" if seen["memory"]["reserved"] is None else bytes_text(seen["memory"]["peak"])
+
+
+def _key(row: Row) -> tuple[str, str, str]:
+    return row.group.value, row.operation.value, row.phase.value
+
+
+def _cells(row: Row | None) -> list[str]:
+    return ["-", "-"] if row is None else [str(row.calls), f"{row.sent_bytes:,}"]
+
+
+def _number(loss: float | None) -> str:
+    return "-" if loss is None else f"{loss:.4f}"
