@@ -20,6 +20,8 @@ class Communicator:
     place: int
     process_group: dist.ProcessGroup
     ledger: Ledger
+    pipeline: int = 0
+    """Of a link between two stages: the ranks of the pipeline that it is a part of, which the ledger names."""
 
     @property
     def size(self) -> int:

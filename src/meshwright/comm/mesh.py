@@ -1,22 +1,21 @@
 """The mesh joined to process groups.
 
-All communicators are made once, eagerly, in the order of the plan's list; each rank makes the list filtered to its own
-groups, and equal member sets share one. Nothing is created on first use, so no rank can wait for a group that another
-one never makes.
+All communicators are made once, eagerly, by all ranks together in the order of the plan's list, and equal member sets
+share one. Nothing is created on first use, so no rank can wait for a group that another one never makes; and a group's
+name is its number in that list. (A group made by its members alone is named after the number of groups they have: this
+differs between neighbours, and repeats once a mesh was closed, when a member may meet the address of a dead one. What a
+rank does for a group of others takes some 20 microseconds.)
 
 Stages of a pipeline form a ring, and each direction of each of its links has a communicator of its own: receives are
 posted ahead of need, and two directions on one ordered stream would wait for each other.
 
     stage 0 --0>1--> stage 1 --1>2--> stage 2 --2>0--> stage 0      chunks of an interleaved schedule come round
             <--1>0--         <--2>1--         <--0>2--
-
-What not every rank has, a link or the group of a tied tensor, is made by all ranks together: a group made by its
-members alone is named after the number of groups they have, which then differs between neighbours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -28,6 +27,7 @@ from meshwright.layout.axes import Axis, Coordinates, Degrees
 from meshwright.layout.groups import Group, GroupName, groups
 from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.plan import Plan
+from meshwright.plan.strategies.tensor import kv_copies
 
 
 class Mesh:
@@ -49,9 +49,10 @@ class Mesh:
         *,
         order: Iterable[str] = tuple(Axis),
         shard_within: int = 0,
+        kv_copies: int = 1,
     ) -> None:
         self.degrees = Degrees(dp, tp, pp, cp, ep, tuple(Axis(name) for name in order))
-        self.shard_within = shard_within
+        self.shard_within, self.kv_copies = shard_within, kv_copies
         self.rank = 0
         self._communicators: dict[GroupName, Communicator] = {}
         self._links: dict[tuple[int, int], Communicator] = {}
@@ -61,7 +62,8 @@ class Mesh:
     def of(cls, plan: Plan) -> Mesh:
         """The mesh that `plan` runs on, not started yet."""
         ways = {axis.value: plan.degrees.on(axis) for axis in Axis}
-        return cls(**ways, order=plan.degrees.order, shard_within=plan.sharding.within)
+        copies = kv_copies(plan.degrees, plan.arch)
+        return cls(**ways, order=plan.degrees.order, shard_within=plan.sharding.within, kv_copies=copies)
 
     @property
     def coordinates(self) -> Coordinates:
@@ -82,19 +84,17 @@ class Mesh:
         self.rank = dist.get_rank()
         native = dist.get_backend() == "nccl"
         self._ledger.transport = Transport.NCCL if native else Transport.DIRECT
-        shared: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        here = self.coordinates
-        for name, group in groups(self.degrees, self.shard_within).items():
-            if name is GroupName.TIED:
-                self._start_tied(group, shared)
-                continue
-            ranks = group.members(self.degrees, here)
-            if len(ranks) > 1:
+        shared: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        for name, group in groups(self.degrees, self.shard_within, self.kv_copies).items():
+            for ranks in self._member_sets(group):
                 if ranks not in shared:
                     shared[ranks] = _new_group(ranks, name.value)
-                self._communicators[name] = self._joined(name, ranks, shared[ranks])
+                self._join(name, ranks, shared[ranks])
         for source, target in ring(self.degrees.pp):
-            self._start_link(source, target)
+            for ranks in self._ends(source, target):
+                made = _new_group(ranks, f"stage {source} to {target}", own=True)
+                if made is not None:
+                    self._links[source, target] = self._joined(GroupName.PP, ranks, made, self.degrees.pp)
         return self
 
     def communicator(self, name: GroupName) -> Communicator:
@@ -125,29 +125,32 @@ class Mesh:
         if world != self.degrees.ranks:
             raise ValueError(f"the mesh has {self.degrees.ranks} ranks, the process group {world}")
 
-    def _start_tied(self, group: Group, shared: dict[tuple[int, ...], dist.ProcessGroup]) -> None:
-        """First and last stage of every replica; with two stages these are its pipeline group."""
-        for replica in self._replicas() if group.size > 1 else ():
-            ranks = group.members(self.degrees, replica)
-            made = shared.get(ranks) if self.degrees.pp == 2 else _new_group_by_all(ranks, group.name.value)
-            if made is not None:
-                self._communicators[group.name] = self._joined(group.name, ranks, made)
+    def _member_sets(self, group: Group) -> Iterator[tuple[int, ...]]:
+        """The ranks of every group of this name that has more than one, by first rank."""
+        if group.size > 1:
+            for at in self._places():
+                if group.place(self.degrees, at) == 0:
+                    ranks = group.members(self.degrees, at)
+                    if len(ranks) > 1:
+                        yield ranks
 
-    def _start_link(self, source: int, target: int) -> None:
-        for at in self._replicas():
-            ends = (replace(at, pp=source), replace(at, pp=target))
-            ranks = (self.degrees.rank(ends[0]), self.degrees.rank(ends[1]))
-            made = _new_group_by_all(ranks, f"stage {source} to {target}")
-            if made is not None:
-                self._links[source, target] = self._joined(GroupName.PP, ranks, made)
+    def _ends(self, source: int, target: int) -> Iterator[tuple[int, int]]:
+        """The two ranks at the ends of a link, in every pipeline."""
+        for at in self._places():
+            if at.pp == source:
+                yield self.degrees.rank(at), self.degrees.rank(replace(at, pp=target))
 
-    def _replicas(self) -> list[Coordinates]:
-        """The first stage of every pipeline, in order of rank."""
-        places = map(self.degrees.coordinates, range(self.degrees.ranks))
-        return [at for at in places if at.pp == 0]
+    def _places(self) -> Iterator[Coordinates]:
+        return map(self.degrees.coordinates, range(self.degrees.ranks))
 
-    def _joined(self, name: GroupName, ranks: tuple[int, ...], group: dist.ProcessGroup) -> Communicator:
-        return Communicator(name, ranks, ranks.index(self.rank), group, self._ledger)
+    def _join(self, name: GroupName, ranks: tuple[int, ...], made: dist.ProcessGroup | None) -> None:
+        if made is not None:
+            self._communicators[name] = self._joined(name, ranks, made)
+
+    def _joined(
+        self, name: GroupName, ranks: tuple[int, ...], made: dist.ProcessGroup, pipeline: int = 0
+    ) -> Communicator:
+        return Communicator(name, ranks, ranks.index(self.rank), made, self._ledger, pipeline)
 
 
 def ring(stages: int) -> list[tuple[int, int]]:
@@ -158,18 +161,10 @@ def ring(stages: int) -> list[tuple[int, int]]:
     return [link for first, second in pairs for link in ((first, second), (second, first))]
 
 
-def _new_group(ranks: tuple[int, ...], name: str) -> dist.ProcessGroup:
-    if len(ranks) == dist.get_world_size():
-        world = dist.group.WORLD
-        assert world is not None
-        return world
-    group = dist.new_group(list(ranks), use_local_synchronization=True, group_desc=name)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
-def _new_group_by_all(ranks: tuple[int, ...], name: str) -> dist.ProcessGroup | None:
-    """A group made by every rank of the world; None on the ranks outside it."""
+def _new_group(ranks: tuple[int, ...], name: str, own: bool = False) -> dist.ProcessGroup | None:
+    """A group made by every rank of the world; None on the ranks outside it. All ranks share the world unless `own`."""
+    if len(ranks) == dist.get_world_size() and not own:
+        return dist.group.WORLD
     group = dist.new_group(list(ranks), group_desc=name)
     return group if isinstance(group, dist.ProcessGroup) else None
 

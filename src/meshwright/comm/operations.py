@@ -126,4 +126,7 @@ def _other(over: Communicator) -> int:
 
 
 def _record(over: Communicator, operation: Operation, phase: Phase, tensor: Tensor) -> None:
-    over.ledger.record(Transfer(over.name, over.size, operation, phase, tensor.numel() * tensor.element_size()))
+    payload_bytes = tensor.numel() * tensor.element_size()
+    over.ledger.record(
+        Transfer(over.name.reported, over.pipeline or over.size, operation, phase, payload_bytes)
+    )
