@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from meshwright.plan.action import Phase
 from meshwright.plan.folds.ledger import Row, tally
 from meshwright.plan.folds.traffic import Transfer, Transport
 
 
 @dataclass(slots=True)
 class Ledger:
-    """The transfers of one rank since the last `clear`, in the order of their first call."""
+    """The transfers of one rank since the last `clear`, in the order of their first call.
+
+    `phase` is what the executor is doing: collectives inside a unit are counted under it.
+    """
 
     transport: Transport
+    phase: Phase = Phase.FORWARD
     _calls: dict[Transfer, int] = field(default_factory=dict)
 
     def record(self, transfer: Transfer) -> None:

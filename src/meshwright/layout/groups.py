@@ -9,6 +9,7 @@
 | shard, copy | dense = copy x shard | hybrid sharding: pieces meet over shard              |
 | tokens | dp x ep x cp              | loss sums (then over pp)                             |
 | tied   | first and last stage      | the gradient of a tied tensor                        |
+| kv_copy | tp = kv_cut x kv_copy    | gradients of key/value heads that several ranks hold |
 | world  | all                       | one packed sum a step                                |
 """
 
@@ -35,7 +36,13 @@ class GroupName(StrEnum):
     COPY = "copy"
     TOKENS = "tokens"
     TIED = "tied"
+    KV_COPY = "kv_copy"
     WORLD = "world"
+
+    @property
+    def reported(self) -> GroupName:
+        """The group that a row of the ledger names: a factor of an axis is told as its axis."""
+        return GroupName.TP if self is GroupName.KV_COPY else self
 
 
 BATCH_AXES = (Axis.DP, Axis.EP)
@@ -78,8 +85,11 @@ class Group:
 
 
 @lru_cache(maxsize=256)
-def groups(degrees: Degrees, shard_within: int = 0) -> Mapping[GroupName, Group]:
-    """Every group of the mesh, in the order in which communicators are made. `shard_within` 0 shards over all."""
+def groups(degrees: Degrees, shard_within: int = 0, kv_copies: int = 1) -> Mapping[GroupName, Group]:
+    """Every group of the mesh, in the order in which communicators are made.
+
+    `shard_within` 0 shards over all; `kv_copies` neighbours on the tensor axis hold the same key/value heads.
+    """
     dense = whole(degrees, *DENSE_AXES)
     copy, shard = split(degrees, shard_within or dense.degree, *DENSE_AXES)
     stages = degrees.pp
@@ -95,6 +105,7 @@ def groups(degrees: Degrees, shard_within: int = 0) -> Mapping[GroupName, Group]
         GroupName.COPY: copy,
         GroupName.TOKENS: dense,
         GroupName.TIED: Factor((Axis.PP,), min(stages, 2), stride=max(stages - 1, 1)),
+        GroupName.KV_COPY: Factor((Axis.TP,), kv_copies),
         GroupName.WORLD: whole(degrees, *Axis),
     }
     return MappingProxyType({name: Group(name, factor) for name, factor in factors.items()})

@@ -3,7 +3,7 @@
 A tensor is cut along dimensions by factors of the mesh, lives on some pipeline stages, and is copied over everything
 else. The *owner* of an element is coordinate 0 on every copy: it counts in the norm, writes the file, and signs the
 fingerprint. Whether a gradient is whole or partial on an axis follows from the same data: it is partial over the
-replica group, since its ranks saw different tokens, and over the axes named in `partial`.
+replica group, since its ranks saw different tokens, and over the groups named in `partial`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Ownership:
     stages: tuple[int, ...]  # pipeline coordinates that hold it
     cuts: tuple[Cut, ...] = ()
     replicas: GroupName = GroupName.DENSE  # whose ranks hold equal copies and see different tokens
-    partial: tuple[Axis, ...] = ()  # further axes over which the gradient is a partial sum
+    partial: tuple[GroupName, ...] = ()  # further groups over which the gradient is a partial sum
 
     def holds(self, at: Coordinates) -> bool:
         return at.pp in self.stages

@@ -1,6 +1,6 @@
 """Buckets: the flat pieces of memory in which parameters and gradients live and travel.
 
-A bucket holds the tensors of one unit that share dtype, trainability, replica group, partial axes and tied set:
+A bucket holds the tensors of one unit that share dtype, trainability, replica group, partial groups and tied set:
 
     | decaying segments ...   | plain segments ...  | padding |
     ^ every segment starts at a multiple of ALIGN elements    ^ a multiple of ALIGN (x shards when sharded)
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
-from meshwright.layout.axes import Axis
-from meshwright.layout.groups import Group, GroupName, groups
+from meshwright.layout.groups import Group, GroupName
 from meshwright.layout.ownership import Ownership
+from meshwright.plan.meeting import plan_groups
 from meshwright.plan.owners import owners
 from meshwright.plan.plan import Plan
 from meshwright.plan.stages import stage_units
@@ -54,7 +54,7 @@ class Bucket:
     units: tuple[int, ...]
     segments: tuple[Segment, ...]
     replicas: GroupName
-    partial: tuple[Axis, ...]
+    partial: tuple[GroupName, ...]
     trainable: bool
     tied: bool
     numel: int
@@ -86,14 +86,14 @@ def stage_buckets(plan: Plan, stage: int) -> tuple[Bucket, ...]:
 def sharding_group(plan: Plan, replicas: GroupName) -> Group:
     """The group over which the shards of a bucket meet: all its replicas, or the inner groups of hybrid sharding."""
     hybrid = plan.sharding.within and replicas is GroupName.DENSE
-    return groups(plan.degrees, plan.sharding.within)[GroupName.SHARD if hybrid else replicas]
+    return plan_groups(plan)[GroupName.SHARD if hybrid else replicas]
 
 
 def _first_unit(owner: Ownership, here: tuple[int, ...]) -> int:
     return next(unit for unit in here if unit in owner.tensor.readers)
 
 
-def _key(owner: Ownership) -> tuple[str, tuple[Axis, ...], bool, bool]:
+def _key(owner: Ownership) -> tuple[str, tuple[GroupName, ...], bool, bool]:
     return owner.replicas.value, owner.partial, not owner.tensor.trainable, owner.tensor.tied
 
 

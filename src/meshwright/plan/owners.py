@@ -8,6 +8,7 @@ from meshwright.arch.parameters import tensors
 from meshwright.layout.ownership import Ownership
 from meshwright.plan.plan import Plan
 from meshwright.plan.stages import stage_of_unit
+from meshwright.plan.strategies import tensor as tensor_axis
 
 
 @lru_cache(maxsize=64)
@@ -15,6 +16,11 @@ def owners(plan: Plan) -> tuple[Ownership, ...]:
     """One entry a logical tensor, in order of execution."""
     stage = stage_of_unit(plan)
     return tuple(
-        Ownership(tensor, stages=tuple(sorted({stage[reader] for reader in tensor.readers})))
+        Ownership(
+            tensor,
+            stages=tuple(sorted({stage[reader] for reader in tensor.readers})),
+            cuts=tensor_axis.cuts(plan.degrees, plan.arch, tensor),
+            partial=tensor_axis.partial(plan, tensor),
+        )
         for tensor in tensors(plan.arch)
     )

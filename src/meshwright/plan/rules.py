@@ -12,11 +12,13 @@ from dataclasses import replace
 from meshwright.config.choices import LearningRateSchedule, Offload, OptimizerKind, Schedule
 from meshwright.config.errors import RequestError
 from meshwright.plan.plan import ContextSplit, Plan
+from meshwright.plan.strategies import tensor
 
 
 def check_plan(plan: Plan) -> None:
     """Raise a RequestError with every rule that `plan` breaks."""
-    problems = [*_sizes(plan), *_batch(plan), *_stages(plan), *_sharding(plan)] or list(_canonical(plan))
+    problems = [*_sizes(plan), *_batch(plan), *_stages(plan), *_sharding(plan), *tensor.problems(plan)]
+    problems = problems or list(_canonical(plan))
     if problems:
         raise RequestError.joined(problems)
 

@@ -2,7 +2,8 @@
 
 count          the trained tokens of the global batch, known from the labels; nobody else divides
 sum loss       over the ranks that saw different tokens, then over the stages
-waits          of all gradient sums; then those over `copy` (hybrid sharding) and `tied`, on what is left
+waits          of all gradient sums; then, on what is left, those over `copy` (hybrid sharding), `tied`, and the
+               groups over which a gradient is a partial sum
 norm           one packed sum over the world: squared norm, overflow and non-finite flags, stop
 update         bucket by bucket
 publish        ZeRO 1, 2: the updated parameters are gathered
@@ -10,10 +11,11 @@ publish        ZeRO 1, 2: the updated parameters are gathered
 
 from __future__ import annotations
 
-from meshwright.layout.groups import GroupName, groups
+from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Action, Kind, Op, Phase, What
 from meshwright.plan.buckets import Bucket, sharding_group, stage_buckets
 from meshwright.plan.lowering.listing import Listing
+from meshwright.plan.meeting import plan_groups
 from meshwright.plan.plan import Plan
 
 
@@ -45,7 +47,7 @@ def _sum_loss(plan: Plan, out: Listing) -> None:
 
 
 def _sum_remaining(plan: Plan, out: Listing, trained: list[Bucket]) -> None:
-    """Sums over groups that hold equal pieces: replicas of a shard, and the two stages of a tied tensor."""
+    """Sums over groups that hold equal pieces: replicas of a shard, both stages of a tied tensor, tensor ranks."""
     hybrid = _shared(plan, GroupName.COPY) if plan.sharding.stage and plan.sharding.within else None
     for bucket in trained:
         if hybrid is not None and bucket.replicas is GroupName.DENSE:
@@ -55,6 +57,10 @@ def _sum_remaining(plan: Plan, out: Listing, trained: list[Bucket]) -> None:
         if bucket.tied and len(bucket.units) == 1:
             out.add(Action(Op.SUM, Phase.REDUCE, bucket=bucket.index, what=What.GRADIENT, group=GroupName.TIED))
     out.wait_all(Op.SUM)
+    for bucket in trained:
+        for name in bucket.partial:
+            out.add(Action(Op.SUM, Phase.REDUCE, bucket=bucket.index, what=What.GRADIENT, group=name))
+            out.wait_all(Op.SUM)
 
 
 def _publish(plan: Plan, out: Listing, bucket: Bucket) -> None:
@@ -65,4 +71,4 @@ def _publish(plan: Plan, out: Listing, bucket: Bucket) -> None:
 
 def _shared(plan: Plan, name: GroupName) -> GroupName | None:
     """The group, or None where a rank is alone in it."""
-    return name if groups(plan.degrees, plan.sharding.within)[name].size > 1 else None
+    return name if plan_groups(plan)[name].size > 1 else None

@@ -1,0 +1,17 @@
+"""What a strategy declares of one unit's run: a collective inside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.layout.groups import GroupName
+from meshwright.plan.operation import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective over `group`; `payload_bytes` as in the ledger."""
+
+    group: GroupName
+    operation: Operation
+    payload_bytes: int
