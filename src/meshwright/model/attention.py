@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from meshwright.arch.arch import Arch
+from meshwright.model.products import Products, separate_products
 from meshwright.model.rope import rotate
 from meshwright.model.rows import Rows
 
@@ -17,6 +18,7 @@ class Attention(nn.Module):
 
     def __init__(self, arch: Arch, layer: int) -> None:
         super().__init__()
+        self.products: Products = separate_products
         self.head_dim = arch.head_dim
         self.windowed = arch.window(layer) > 0
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
@@ -30,9 +32,10 @@ class Attention(nn.Module):
     def forward(self, x_ND: Tensor, rows: Rows) -> Tensor:
         """(N, D) -> (N, D)."""
         heads_BSHK = (*rows.positions.shape, -1, self.head_dim)
-        q_BSHK = self.query_norm(self.query(x_ND).view(heads_BSHK))
-        k_BSGK = self.key_norm(self.key(x_ND).view(heads_BSHK))
-        v_BSGK = self.value(x_ND).view(heads_BSHK)
+        query, key, value = self.products(x_ND, (self.query, self.key, self.value))
+        q_BSHK = self.query_norm(query.view(heads_BSHK))
+        k_BSGK = self.key_norm(key.view(heads_BSHK))
+        v_BSGK = value.view(heads_BSHK)
         if rows.cos is not None and rows.sin is not None:
             q_BSHK = rotate(q_BSHK, rows.cos, rows.sin)
             k_BSGK = rotate(k_BSGK, rows.cos, rows.sin)

@@ -11,16 +11,32 @@ takes (x, rows); a model may be run unit by unit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from meshwright.arch.arch import Arch
 from meshwright.model.attention import Attention
 from meshwright.model.dropout import Dropout, Site
-from meshwright.model.loss import loss
+from meshwright.model.loss import projected_loss
 from meshwright.model.mlp import build_mlp
 from meshwright.model.norms import build_norm
 from meshwright.model.rows import Rows
+
+Lookup = Callable[[Tensor, Rows, Tensor, Tensor | None], Tensor]
+"""(tokens (B, S), rows, weight (V, D), positions or None) -> (N, D)."""
+
+Criterion = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(normed x (N, D), weight (V, D), labels (B, S), count ()) -> (): see `Head.loss`."""
+
+
+def look_up(tokens_BS: Tensor, rows: Rows, weight_VD: Tensor, positions: Tensor | None) -> Tensor:
+    """Rows of the table of tokens, and of learned positions where there are any."""
+    x_BSD = nn.functional.embedding(tokens_BS, weight_VD)
+    if positions is not None:
+        x_BSD = x_BSD + nn.functional.embedding(rows.positions, positions)
+    return x_BSD.flatten(0, 1)
 
 
 class Embedding(nn.Module):
@@ -32,13 +48,12 @@ class Embedding(nn.Module):
         self.positions = nn.Parameter(torch.empty(arch.max_positions, arch.hidden)) if arch.rope is None else None
         self.norm = build_norm(arch, arch.hidden) if arch.embedding_norm else nn.Identity()
         self.dropout = Dropout(arch.dropout, Site.EMBEDDING)
+        self.lookup: Lookup = look_up
 
     def forward(self, tokens_BS: Tensor, rows: Rows) -> Tensor:
         """(B, S) int64 -> (N, D)."""
-        x_BSD = nn.functional.embedding(tokens_BS, self.weight)
-        if self.positions is not None:
-            x_BSD = x_BSD + nn.functional.embedding(rows.positions, self.positions)
-        x_ND: Tensor = self.dropout(self.norm(x_BSD.flatten(0, 1)), rows)
+        looked_up_ND = self.lookup(tokens_BS, rows, self.weight, self.positions)
+        x_ND: Tensor = self.dropout(self.norm(looked_up_ND), rows)
         return x_ND
 
 
@@ -68,6 +83,7 @@ class Head(nn.Module):
         super().__init__()
         self.norm = build_norm(arch, arch.hidden)
         self.weight = nn.Parameter(torch.empty(arch.vocab, arch.hidden)) if tied_weight is None else tied_weight
+        self.criterion: Criterion = projected_loss
 
     def forward(self, x_ND: Tensor, rows: Rows) -> Tensor:
         """(N, D) -> logits (N, V)."""
@@ -75,7 +91,7 @@ class Head(nn.Module):
 
     def loss(self, x_ND: Tensor, rows: Rows, labels_BS: Tensor, count: Tensor) -> Tensor:
         """(N, D) -> (): the sum of token losses over `count`, the trained tokens of the global batch."""
-        return loss(self(x_ND, rows), labels_BS, count)
+        return self.criterion(self.norm(x_ND), self.weight, labels_BS, count)
 
 
 class Decoder(nn.Module):

@@ -24,5 +24,14 @@ def loss(logits_NV: Tensor, labels_BS: Tensor, count: Tensor) -> Tensor:
     `count` () is the number of trained tokens of the *global* batch, so shares add up over micro-batches and ranks.
     A batch without a trained token has count 0, loss 0 and gradient 0.
     """
-    total = token_losses(logits_NV, labels_BS.flatten()).sum()
+    return share(token_losses(logits_NV, labels_BS.flatten()).sum(), count)
+
+
+def share(total: Tensor, count: Tensor) -> Tensor:
+    """() sum of token losses -> () its share in the mean over `count` tokens."""
     return total / count.to(total.dtype).clamp(min=1)
+
+
+def projected_loss(x_ND: Tensor, weight_VD: Tensor, labels_BS: Tensor, count: Tensor) -> Tensor:
+    """The loss of the logits that `weight_VD` projects x to: (); see `loss`."""
+    return loss(nn.functional.linear(x_ND, weight_VD), labels_BS, count)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from meshwright.arch.arch import Activation, Arch
+from meshwright.model.products import Products, separate_products
 
 
 def build_mlp(arch: Arch) -> nn.Module:
@@ -27,19 +28,22 @@ def build_activation(activation: Activation) -> nn.Module:
 class MLP(nn.Module):
     def __init__(self, arch: Arch) -> None:
         super().__init__()
+        self.products: Products = separate_products
         self.up = nn.Linear(arch.hidden, arch.ffn, bias=arch.mlp_bias)
         self.activation = build_activation(arch.activation)
         self.down = nn.Linear(arch.ffn, arch.hidden, bias=arch.mlp_bias)
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """(N, D) -> (N, D)."""
-        y_ND: Tensor = self.down(self.activation(self.up(x_ND)))
+        (up_NF,) = self.products(x_ND, (self.up,))
+        y_ND: Tensor = self.down(self.activation(up_NF))
         return y_ND
 
 
 class GatedMLP(nn.Module):
     def __init__(self, arch: Arch) -> None:
         super().__init__()
+        self.products: Products = separate_products
         self.gate = nn.Linear(arch.hidden, arch.ffn, bias=arch.mlp_bias)
         self.up = nn.Linear(arch.hidden, arch.ffn, bias=arch.mlp_bias)
         self.activation = build_activation(arch.activation)
@@ -47,5 +51,6 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """(N, D) -> (N, D)."""
-        y_ND: Tensor = self.down(self.activation(self.gate(x_ND)) * self.up(x_ND))
+        gate_NF, up_NF = self.products(x_ND, (self.gate, self.up))
+        y_ND: Tensor = self.down(self.activation(gate_NF) * up_NF)
         return y_ND
