@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from meshwright.config.schema import RunConfig
     from meshwright.plan.plan import Plan
 
-__all__ = ["load", "planned", "positive", "run_file_arguments", "split_request"]
+__all__ = ["load", "natural", "planned", "positive", "run_file_arguments", "split_request"]
 
 
 def run_file_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +57,13 @@ def positive(text: str) -> int:
     """Read an argument that is a number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no number of at least 1")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    """Read an argument that is a number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is no number of at least 0")
     return int(text)
 
 

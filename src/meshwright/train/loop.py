@@ -41,7 +41,7 @@ from meshwright.train.outcome import Outcome
 from meshwright.train.stop import StopRequest
 from meshwright.train.where import Phases, where
 
-__all__ = ["train"]
+__all__ = ["train", "train_joined"]
 
 
 def train(place: Place, status: RankStatus, job: Job) -> Outcome:
@@ -49,24 +49,25 @@ def train(place: Place, status: RankStatus, job: Job) -> Outcome:
     status.at(None, "start-up")
     if place.world > 1:
         join(place, device_of(job.device).type)
-    with StopRequest() as stop:
-        outcome = _run(place, status, job, stop)
-    leave()
+    outcome = train_joined(status, job)
+    leave()  # not after an error: a group left in mid-collective may abort in its destructor
     return outcome
 
 
-def _run(place: Place, status: RankStatus, job: Job, stop: StopRequest) -> Outcome:
+def train_joined(status: RankStatus, job: Job) -> Outcome:
+    """Train as a rank of the default process group; a job of one rank needs none."""
     degrees = job.plan.degrees
     mesh = Mesh(
         **{axis.value: degrees.on(axis) for axis in degrees.order},
         order=degrees.order,
         shard_within=job.plan.sharding.within,
     ).start()
-    leads = place.rank == 0
+    leads = mesh.rank == 0
     state = int(folder_state(job)) if leads else 0
     if gather_integers(mesh, [state])[0][0] == FolderState.FINISHED:  # rank 0 looked, all know
         return Outcome(steps=job.steps, already=True)
     with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
         journal = stack.enter_context(Journal.open(job)) if leads else None
         status.at(None, "opening the data")
         feed = rank_feed(job, mesh.rank)

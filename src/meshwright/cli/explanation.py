@@ -1,0 +1,183 @@
+"""A resolved plan in words and as JSON: what was decided, and what follows from it for all ranks or for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from meshwright.arch.arithmetic import flops_per_token, parameters
+from meshwright.layout.axes import Axis
+from meshwright.layout.groups import groups
+from meshwright.observe.figures import bytes_text, table_lines
+from meshwright.plan.action import Kind
+from meshwright.plan.folds.ledger import Row, ledger
+from meshwright.plan.folds.memory import memory
+from meshwright.plan.folds.narrate import describe_rank, narrate
+from meshwright.plan.folds.words import units_in_words
+from meshwright.plan.hash import plain
+from meshwright.plan.pieces import parameter_pieces
+from meshwright.plan.plan import Plan
+from meshwright.plan.program import program
+from meshwright.plan.stages import stage_units
+
+__all__ = ["explain_plan", "explain_rank", "plan_object", "program_lines", "rank_object"]
+
+
+def explain_plan(plan: Plan) -> Iterator[str]:
+    """The whole plan, section by section."""
+    yield from _section("plan", [f"{plan.name}: math {plan.math}, layout {plan.layout}"])
+    yield from _section("model", _model(plan))
+    yield from _section("data", _data(plan))
+    yield from _section("batch", _batch(plan))
+    yield from _section("optimizer", [_fields(plan.optimizer)])
+    yield from _section("mesh", _mesh(plan))
+    yield from _section("buckets of rank 0", _buckets(plan, 0))
+    yield from _section("sent by rank 0 in a step", _sent(ledger(plan, 0)))
+    yield from _section("memory of rank 0 in a step", _memory(plan, 0))
+
+
+def explain_rank(plan: Plan, rank: int) -> Iterator[str]:
+    """One rank: where it stands, with whom it talks, what it holds and sends."""
+    yield from describe_rank(plan, rank)
+    yield ""
+    yield from _section("pieces", _pieces(plan, rank))
+    yield from _section("sends in a step", _sent(ledger(plan, rank)))
+    yield from _section("memory in a step", _memory(plan, rank))
+
+
+def program_lines(plan: Plan, rank: int) -> Iterator[str]:
+    """The step program of a rank, an action a line."""
+    yield from _section(f"program of rank {rank}, training", narrate(plan, rank))
+    yield from _section(f"program of rank {rank}, evaluation", narrate(plan, rank, Kind.EVALUATE))
+
+
+def plan_object(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON values."""
+    return {
+        "math": plan.math,
+        "layout": plan.layout,
+        "ranks": plan.degrees.ranks,
+        "accumulation": plan.accumulation,
+        "parameters": parameters(plan.arch),
+        "plan": plain(plan),
+    }
+
+
+def rank_object(plan: Plan, rank: int) -> dict[str, Any]:
+    """One rank as JSON values."""
+    at = plan.degrees.coordinates(rank)
+    table = groups(plan.degrees, plan.sharding.within)
+    return {
+        "rank": rank,
+        "coordinates": asdict(at),
+        "groups": {name.value: list(group.members(plan.degrees, at)) for name, group in table.items()},
+        "units": [plan.arch.unit_name(unit) for unit in stage_units(plan, at.pp)],
+        "pieces": [
+            {
+                "tensor": each.piece.tensor,
+                "start": list(each.piece.rectangle.start),
+                "stop": list(each.piece.rectangle.stop),
+                "bucket": each.bucket,
+            }
+            for each in parameter_pieces(plan, rank)
+        ],
+        "traffic": [asdict(row) for row in ledger(plan, rank)],
+        "memory_peak": memory(plan, rank).peak_bytes,
+        "program": list(narrate(plan, rank)),
+    }
+
+
+def _section(title: str, lines: Iterator[str] | list[str]) -> Iterator[str]:
+    yield f"{title}:"
+    yield from (f"  {line}" for line in lines)
+    yield ""
+
+
+def _model(plan: Plan) -> Iterator[str]:
+    arch, length = plan.arch, plan.data.sequence_length
+    yield f"{arch.family}, {arch.layers} layers of {arch.hidden}, feed-forward {arch.ffn}, vocabulary {arch.vocab}"
+    yield f"{arch.heads} query heads on {arch.kv_heads} key/value heads of {arch.head_dim}"
+    yield f"{parameters(arch):,} parameters, {flops_per_token(arch, length):,.0f} FLOPs a token (6N + causal attention)"
+    precision = plan.precision
+    yield f"computes in {precision.compute}, sums gradients in {precision.reduce}, updates in {precision.master}"
+
+
+def _data(plan: Plan) -> Iterator[str]:
+    data = plan.data
+    yield f"{data.source}, tokens of {data.tokenizer}, samples of {data.sequence_length}"
+    yield f"{data.order}, documents {data.documents}"
+    yield f"{data.eval_fraction:.1%} at the end evaluates"
+
+
+def _batch(plan: Plan) -> Iterator[str]:
+    ways, batch = plan.degrees.dp * plan.degrees.ep, plan.batch
+    yield f"{batch.sequences} sequences = {batch.sequences * plan.data.sequence_length:,} tokens an optimizer step"
+    yield (
+        f"{batch.sequences} = {batch.micro} sequences a micro-batch x {plan.accumulation} micro-batches x "
+        f"{ways} batch rank{'s' if ways > 1 else ''}"
+    )
+
+
+def _mesh(plan: Plan) -> Iterator[str]:
+    degrees = plan.degrees
+    yield f"{degrees.ranks} ranks, outermost first: " + ", ".join(
+        f"{axis} {degrees.on(axis)}" for axis in degrees.order
+    )
+    yield f"ZeRO stage {plan.sharding.stage}"
+    if degrees.pp > 1:
+        yield f"{plan.pipeline.schedule}, blocks a virtual stage: {list(plan.pipeline.stages)}"
+    at = degrees.coordinates(0)
+    for name, group in groups(degrees, plan.sharding.within).items():
+        if group.size > 1:
+            axes = " x ".join(axis for axis in Axis if axis in group.factor.axes and degrees.on(axis) > 1)
+            members = ", ".join(map(str, group.members(degrees, at)))
+            yield f"group {name} over {axes}: {group.size} ranks; rank 0 meets {members}"
+
+
+def _buckets(plan: Plan, rank: int) -> list[str]:
+    rows = []
+    for bucket in program(plan, rank).buckets:
+        names = f"{len(bucket.segments)} tensor{'s' if len(bucket.segments) > 1 else ''}"
+        size = bytes_text(bucket.numel * plan.precision.reduce.num_bytes)
+        rows.append([str(bucket.index), units_in_words(plan.arch, bucket.units), names, f"{bucket.numel:,}", size])
+    return table_lines(["bucket", "units", "holds", "elements", "gradient"], rows, left=2)
+
+
+def _pieces(plan: Plan, rank: int) -> list[str]:
+    rows = []
+    for placed in parameter_pieces(plan, rank):
+        rectangle = placed.piece.rectangle
+        spans = ", ".join(f"{low}:{high}" for low, high in zip(rectangle.start, rectangle.stop, strict=True))
+        rows.append([placed.piece.tensor, f"[{spans}]", str(placed.bucket), f"{rectangle.numel:,}"])
+    return table_lines(["tensor", "elements", "bucket", "count"], rows, left=2)
+
+
+def _sent(rows: tuple[Row, ...]) -> list[str]:
+    if not rows:
+        return ["nothing: the rank is alone"]
+    cells = [
+        [row.group, row.operation, row.phase.value, str(row.ranks), str(row.calls), f"{row.payload_bytes:,}",
+         f"{row.sent_bytes:,}", f"{row.wire_bytes:,}"]
+        for row in rows
+    ]  # fmt: skip
+    headers = ["group", "operation", "phase", "ranks", "calls", "payload bytes", "sent bytes", "wire bytes"]
+    return table_lines(headers, cells, left=3)
+
+
+def _memory(plan: Plan, rank: int) -> list[str]:
+    timeline = memory(plan, rank)
+    rows = [
+        [category.value, bytes_text(timeline.states[category]), bytes_text(timeline.largest[category])]
+        for category in timeline.largest
+    ]
+    together = ["together", bytes_text(sum(timeline.states.values())), bytes_text(timeline.peak_bytes)]
+    return table_lines(["", "between steps", "at most"], [*rows, together])
+
+
+def _fields(section: Any) -> str:
+    return ", ".join(f"{name} {_value(value)}" for name, value in asdict(section).items())
+
+
+def _value(value: Any) -> str:
+    return f"({', '.join(map(_value, value))})" if isinstance(value, tuple) else f"{value}"
