@@ -1,0 +1,27 @@
+"""What goes wrong with checkpoints: damage, failed saves, refusals."""
+
+from __future__ import annotations
+
+__all__ = ["CheckpointError", "DamagedError", "SaveError"]
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be read, written or continued; the message is for the user."""
+
+
+class DamagedError(CheckpointError):
+    """What a file holds is not what was written, or nothing that could have been written: where, and the proof.
+
+    `file` is the path or address; `tensor` what lies at the damaged place; digests are hexadecimal where two of them
+    were compared, else "".
+    """
+
+    def __init__(self, file: str, problem: str, *, tensor: str = "", expected: str = "", actual: str = "") -> None:
+        self.file, self.problem, self.tensor, self.expected, self.actual = file, problem, tensor, expected, actual
+        place = f", holding {tensor}" if tensor else ""
+        digests = f": expected {expected}, actual {actual}" if expected or actual else ""
+        super().__init__(f"{file}: {problem}{place}{digests}")
+
+
+class SaveError(CheckpointError):
+    """A checkpoint was not written; older ones are as they were. Equal on every rank."""

@@ -1,0 +1,139 @@
+"""Loading into an engine: each rank reads the blocks that hold its pieces, then all compare fingerprints.
+
+A block digest tells that the disk gave back what was written to it; a fingerprint tells that the right elements ended
+in the right places, whatever layout wrote them and whatever layout holds them now.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from meshwright.checkpoint.engine import finish_load, stale_parameters, state_views
+from meshwright.checkpoint.errors import CheckpointError, DamagedError
+from meshwright.checkpoint.fingerprint import fingerprint
+from meshwright.checkpoint.folder import find_checkpoint, load_manifest
+from meshwright.checkpoint.manifest import MANIFEST, Manifest
+from meshwright.checkpoint.source import Source, checkpoint_source, fill
+from meshwright.checkpoint.state import owned_state, shapes, state_name
+from meshwright.checkpoint.storage import Storage
+from meshwright.checkpoint.views import Held, Views
+from meshwright.comm.agree import Side
+from meshwright.layout.fingerprint import add, shown
+from meshwright.layout.moves import Piece
+from meshwright.optim.update import STATE_NAMES
+from meshwright.parallel.engine import Engine
+from meshwright.plan.plan import Plan
+
+__all__ = ["agreed", "load", "load_checkpoint", "load_weights"]
+
+T = TypeVar("T")
+
+
+def load(engine: Engine, address: str | Path, side: Side) -> Manifest:
+    """Fill `engine` from the checkpoint at `address` (a step folder, `latest`, or a run folder). Collective.
+
+    Weights, states of the optimizer and the count of updates; the caller goes on from the manifest's step and samples.
+    Raises DamagedError or CheckpointError, on every rank alike.
+    """
+    storage, path = agreed(side, lambda: find_checkpoint(address))
+    return load_checkpoint(engine, storage, path, side)
+
+
+def load_checkpoint(engine: Engine, storage: Storage, path: str, side: Side) -> Manifest:
+    """`load` of the checkpoint at `path` of `storage`."""
+
+    def read() -> Manifest:
+        manifest = load_manifest(storage, path)
+        _check_fits(manifest, engine.plan, storage.where(path))
+        source = checkpoint_source(storage, path, manifest)
+        known = {tensor.name for tensor in manifest.tensors}
+        fill(source, {piece: view for piece, view in state_views(engine).items() if piece.tensor in known})
+        fill(source, stale_parameters(engine))
+        return manifest
+
+    manifest = agreed(side, read)
+    _compare_fingerprints(engine, manifest, storage.where(f"{path}/{MANIFEST}"), side)
+    finish_load(engine, manifest.updates if _has_states(manifest, engine.plan) else 0)
+    return manifest
+
+
+def load_weights(engine: Engine, source: Source, side: Side) -> None:
+    """Fill the weights alone, from any source; the optimizer starts anew. Collective; raises as `load` does."""
+
+    def read() -> None:
+        fill(source, {piece: view for piece, view in state_views(engine).items() if "/" not in piece.tensor})
+        fill(source, stale_parameters(engine))
+
+    agreed(side, read)
+    finish_load(engine, 0)
+
+
+def agreed(side: Side, action: Callable[[], T]) -> T:
+    """Do `action` on every rank; where it fails on one, all raise what the first of them raised. Collective."""
+    result: T | None = None
+    told: dict[str, object] = {}
+    try:
+        result = action()
+    except DamagedError as error:
+        names = ("file", "problem", "tensor", "expected", "actual")
+        told = {"damaged": {name: getattr(error, name) for name in names}}
+    except (CheckpointError, OSError) as error:
+        told = {"message": str(error)}
+    for message in side.together(json.dumps(told).encode()):
+        value = json.loads(message)
+        if "damaged" in value:
+            raise DamagedError(**value["damaged"])
+        if "message" in value:
+            raise CheckpointError(value["message"])
+    return result  # type: ignore[return-value]
+
+
+def _check_fits(manifest: Manifest, plan: Plan, where: str) -> None:
+    """Raises CheckpointError where the tensors are not those of `plan`: by name, by shape."""
+    saved = {tensor.name: tensor.shape for tensor in manifest.tensors}
+    states = _has_states(manifest, plan)
+    wanted = {name: shape for name, (shape, _) in shapes(plan).items() if states or "/" not in name}
+    if lacking := [name for name in wanted if name not in saved]:
+        raise CheckpointError(f"{where}: has no {lacking[0]} ({len(lacking)} tensors of this model are not in it)")
+    for name, shape in wanted.items():
+        if saved[name] != shape:
+            raise CheckpointError(f"{where}: {name} has shape {list(saved[name])}, this model's has {list(shape)}")
+
+
+def _has_states(manifest: Manifest, plan: Plan) -> bool:
+    """Whether the checkpoint has the states of this optimizer: imported weights and another rule's have not."""
+    names = {tensor.name for tensor in manifest.tensors}
+    return all(
+        any(state_name(state, name) in names for name in names if "/" not in name)
+        for state in STATE_NAMES[plan.optimizer.kind]
+    )
+
+
+def _compare_fingerprints(engine: Engine, manifest: Manifest, where: str, side: Side) -> None:
+    """Every tensor that was loaded in the type in which it is stored has its saved fingerprint."""
+    known = shapes(engine.plan)
+    checked = [each for each in manifest.tensors if each.name in known and known[each.name][1] is each.dtype]
+    mine = _fingerprints(engine, {each.name for each in checked}, state_views(engine))
+    sums = side.total([mine.get(each.name, 0) for each in checked])
+    for each, actual in zip(checked, sums, strict=True):
+        if actual != each.fingerprint:
+            raise DamagedError(
+                where, "the fingerprint", tensor=each.name, expected=shown(each.fingerprint), actual=shown(actual)
+            )
+
+
+def _fingerprints(engine: Engine, names: set[str], held: Held) -> dict[str, int]:
+    """What this rank's own elements add to each tensor's fingerprint."""
+    views = Views(held)
+    states = ("", *STATE_NAMES[engine.plan.optimizer.kind])
+    out: dict[str, int] = {}
+    for piece in owned_state(engine.plan)[engine.mesh.rank]:
+        for state in states:
+            name = state_name(state, piece.tensor) if state else piece.tensor
+            if name in names:
+                view = views.view(Piece(name, piece.rectangle))
+                out[name] = add((out.get(name, 0), fingerprint(view, piece.rectangle)))
+    return out

@@ -1,0 +1,98 @@
+"""A plan out of a manifest, and what two plans would train differently."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any, TypeVar
+
+from meshwright.checkpoint.errors import DamagedError
+from meshwright.plan.hash import plain
+from meshwright.plan.plan import Plan
+
+__all__ = ["differences", "math_of", "plan_from", "plan_to_json"]
+
+T = TypeVar("T")
+
+_LAYOUT = frozenset(
+    ["name", "degrees", "sharding", "pipeline", "context", "execution", "batch.micro", "start.folder", "data.source"]
+)
+"""Fields that decide no loss: see `Plan.math`."""
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON values."""
+    value = plain(plan)
+    assert isinstance(value, dict)
+    return value
+
+
+def plan_from(value: Mapping[str, Any], file: str) -> Plan:
+    """The plan that `plan_to_json` told. Raises DamagedError where `value` is none."""
+    try:
+        plan: Plan = _read(Plan, value)
+    except (TypeError, ValueError, KeyError, RecursionError) as error:
+        raise DamagedError(file, f"holds no plan: {error}") from None
+    return plan
+
+
+def differences(saved: Mapping[str, Any], plan: Plan) -> list[str]:
+    """A line `section.key: saved -> asked` for each field that decides the loss curve and is not equal."""
+    before, after = dict(_leaves(saved)), dict(_leaves(plan_to_json(plan)))
+    return [
+        f"{key}: {_told(before.get(key, 'absent'))} -> {_told(after.get(key, 'absent'))}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and not _is_layout(key)
+    ]
+
+
+def math_of(value: Mapping[str, Any], file: str) -> str:
+    """The `math` hash of the plan in a manifest, computed anew: what it claims to be need not be what it holds."""
+    return plan_from(value, file).math
+
+
+def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from _leaves(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", inner
+
+
+def _is_layout(key: str) -> bool:
+    return key in _LAYOUT or key.partition(".")[0] in _LAYOUT
+
+
+def _told(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else str(value)
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """`value`, from JSON, as the frozen data that `kind` says."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        known = {field.name for field in dataclasses.fields(kind)}
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{kind.__name__} is no object")
+        if unknown := sorted(value.keys() - known):
+            raise TypeError(f"{kind.__name__} has unknown field {unknown[0]}")
+        return kind(**{name: _read(hints[name], each) for name, each in value.items()})
+    if origin in (types.UnionType, typing.Union):
+        return None if value is None else _read(next(each for each in inner if each is not type(None)), value)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise TypeError(f"{value!r} is no list")
+        if len(inner) == 2 and inner[1] is Ellipsis:
+            return tuple(_read(inner[0], each) for each in value)
+        return tuple(_read(each, item) for each, item in zip(inner, value, strict=True))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value

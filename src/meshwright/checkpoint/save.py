@@ -1,0 +1,238 @@
+"""Saving, while training goes on.
+
+    step        | train 59 | copy | train 60 | train 61 | train 62 |
+    background             | begin, write, flush ... gather, publish |
+
+The step waits for the copy of what this rank owns to host memory; everything else happens in a thread of its own that
+talks to its peers over the side channel. One save is in flight: the next waits for it. Without `asynchronous` the
+pieces are written from where they lie, without a copy.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.checkpoint.engine import completed_updates, state_views
+from meshwright.checkpoint.errors import SaveError
+from meshwright.checkpoint.fingerprint import fingerprint
+from meshwright.checkpoint.folder import Draft, Folder, disk_full
+from meshwright.checkpoint.gathered import part_of_rank, whole_manifest
+from meshwright.checkpoint.manifest import BLOCK_BYTES, Manifest
+from meshwright.checkpoint.plans import plan_to_json
+from meshwright.checkpoint.state import planned_files, total_bytes
+from meshwright.checkpoint.views import Views
+from meshwright.checkpoint.writer import PlannedFile, write_file
+from meshwright.comm.agree import Side
+from meshwright.layout.fingerprint import add
+from meshwright.parallel.engine import Engine
+from meshwright.plan.plan import Plan
+
+__all__ = ["Progress", "Saver"]
+
+_MANIFEST_ROOM_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is: completed steps, samples consumed; `extra` is small state of other parts, as JSON values."""
+
+    step: int
+    samples: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Saver:
+    """Writes checkpoints of one engine into a run folder. Made by all ranks; all call the same methods in one order.
+
+    `corpus` is the digest of the data, kept beside the plan's hashes. `told` hears one line a finished save.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Folder | str | Path,
+        *,
+        keep: int = 2,
+        asynchronous: bool = True,
+        corpus: str = "",
+        side: Side | None = None,
+        block_bytes: int = BLOCK_BYTES,
+        told: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._engine = engine
+        self._folder = folder if isinstance(folder, Folder) else Folder(folder)
+        self._keep, self._asynchronous, self._corpus = keep, asynchronous, corpus
+        self._block_bytes, self._told = block_bytes, told
+        self._side = side or Side()
+        self._owns_side = side is None
+        self._thread: threading.Thread | None = None
+        self._failure: SaveError | None = None
+        self._buffers: list[Tensor] = []
+        self.blocked_seconds = 0.0
+        """How long `save` kept the last step waiting."""
+
+    def save(self, progress: Progress) -> None:
+        """Save the state as it is now. Collective.
+
+        Asynchronous: returns when it is copied; the outcome comes with the next `save` or `wait`. Raises SaveError,
+        on all ranks alike, for this save or the one before; the run may go on.
+        """
+        begin = time.perf_counter()
+        self.wait()
+        views = Views(state_views(self._engine))
+        planned = planned_files(self._engine.plan).get(self._side.rank)
+        values = [views.view(piece) for piece in planned.pieces] if planned is not None else []
+        updates = completed_updates(self._engine)
+        if self._asynchronous:
+            values = self._copied(values)
+            self._thread = threading.Thread(
+                target=self._in_background, args=(progress, updates, planned, values), name="save"
+            )
+            self._thread.start()
+        self.blocked_seconds = time.perf_counter() - begin
+        if not self._asynchronous:
+            self._write(progress, updates, planned, values)
+            self.blocked_seconds = time.perf_counter() - begin
+
+    def wait(self) -> None:
+        """Return when nothing is in flight. Raises SaveError where the last save failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def close(self) -> None:
+        """Wait, and leave the side channel. Collective."""
+        try:
+            self.wait()
+        finally:
+            self._buffers = []
+            if self._owns_side:
+                self._side.close()
+
+    # ------------------------------------------------------------------ inside
+
+    def _copied(self, values: list[Tensor]) -> list[Tensor]:
+        """Copies in host memory, kept from save to save: page-locked where they come from a device."""
+        if not self._buffers:
+            self._buffers = [torch.empty(v.shape, dtype=v.dtype, pin_memory=v.is_cuda) for v in values]
+        for buffer, value in zip(self._buffers, values, strict=True):
+            buffer.copy_(value, non_blocking=True)
+        if any(value.is_cuda for value in values):
+            torch.cuda.synchronize()
+        return self._buffers
+
+    def _in_background(
+        self, progress: Progress, updates: int | None, planned: PlannedFile | None, values: list[Tensor]
+    ) -> None:
+        try:
+            self._write(progress, updates, planned, values)
+        except SaveError as error:
+            self._failure = error
+        except Exception as error:  # the side channel broke: a rank is gone
+            self._failure = SaveError(f"step {progress.step} was not saved: {type(error).__name__}: {error}")
+
+    def _write(
+        self, progress: Progress, updates: int | None, planned: PlannedFile | None, values: list[Tensor]
+    ) -> None:
+        """What all ranks do together: begin, write, gather, publish. Whatever fails anywhere fails everywhere."""
+        begin = time.perf_counter()
+        draft, problem = None, ""
+        if self._side.rank == 0:
+            draft, problem = self._begun(progress.step)
+        said = json.loads(self._side.broadcast(json.dumps([draft and draft.token, problem]).encode()))
+        if said[1]:
+            raise SaveError(f"step {progress.step} was not saved: {said[1]}")
+        draft = draft or Draft(progress.step, said[0], self._folder.storage.renames)
+        parts = self._side.gather(self._written(draft, updates, planned, values))
+        if self._side.rank == 0:
+            problem = self._published(draft, progress, [json.loads(part) for part in parts])
+        problem = self._side.broadcast(problem.encode()).decode()
+        if problem:
+            raise SaveError(f"step {progress.step} was not saved: {problem}")
+        self._told(f"saved {self._folder.storage.where(draft.final)} in {time.perf_counter() - begin:.1f} s")
+
+    def _begun(self, step: int) -> tuple[Draft | None, str]:
+        try:
+            return self._folder.begin(step, total_bytes(self._engine.plan) + _MANIFEST_ROOM_BYTES), ""
+        except Exception as error:
+            return None, _in_words(error, self._folder, self._engine.plan)
+
+    def _written(self, draft: Draft, updates: int | None, planned: PlannedFile | None, values: list[Tensor]) -> bytes:
+        """Write this rank's file; what it has to say of it, or what went wrong, as JSON."""
+        if planned is None:
+            return json.dumps({"updates": updates}).encode()
+        name = draft.data_name(self._side.rank)
+        writing = None
+        try:
+            writing = self._folder.storage.create(draft.path(name))
+            with ThreadPoolExecutor(1, "fingerprints") as beside:
+                signing = beside.submit(_fingerprints, planned, values)
+                file = write_file(writing, planned, values, name, self._block_bytes)
+                prints = signing.result()
+            return json.dumps(part_of_rank(file, planned, prints, updates)).encode()
+        except Exception as error:
+            if writing is not None:
+                writing.abandon()
+            problem = _in_words(error, self._folder, self._engine.plan)
+            return json.dumps({"problem": f"rank {self._side.rank}: {problem}"}).encode()
+
+    def _published(self, draft: Draft, progress: Progress, parts: list[dict[str, Any]]) -> str:
+        """Rank 0: "" when the checkpoint stands, else why not; then nothing of it is left."""
+        problem = next((part["problem"] for part in parts if "problem" in part), "")
+        if not problem:
+            try:
+                self._folder.publish(draft, self._manifest(progress, parts), self._keep)
+            except Exception as error:
+                problem = _in_words(error, self._folder, self._engine.plan)
+        if problem:
+            self._folder.discard(draft)
+        return str(problem)
+
+    def _manifest(self, progress: Progress, parts: list[dict[str, Any]]) -> Manifest:
+        plan = self._engine.plan
+        files, tensors = whole_manifest(plan, parts)
+        return Manifest(
+            step=progress.step,
+            samples=progress.samples,
+            updates=next((part["updates"] for part in parts if part["updates"] is not None), progress.step),
+            seed=plan.seed,
+            math=plan.math,
+            layout=plan.layout,
+            corpus=self._corpus,
+            plan=plan_to_json(plan),
+            files=files,
+            tensors=tensors,
+            block_bytes=self._block_bytes,
+            extra=dict(progress.extra),
+        )
+
+
+def _fingerprints(planned: PlannedFile, values: list[Tensor]) -> dict[str, int]:
+    prints: dict[str, int] = {}
+    for piece, value in zip(planned.pieces, values, strict=True):
+        prints[piece.tensor] = add((prints.get(piece.tensor, 0), fingerprint(value, piece.rectangle)))
+    return prints
+
+
+def _in_words(error: Exception, folder: Folder, plan: Plan) -> str:
+    """What a user can act on; a full disk is told with both numbers."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        storage = folder.storage
+        return disk_full(total_bytes(plan), storage.free_bytes() or 0, storage.where("checkpoints"))
+    if isinstance(error, OSError):
+        return f"{error.filename or folder.storage.address}: {error.strerror or error}"
+    return f"{error}" if isinstance(error, (SaveError, RuntimeError)) else f"{type(error).__name__}: {error}"
