@@ -186,10 +186,16 @@ class _Judge:
     # ------------------------------------------------------------------ numbers
 
     def _samples(self) -> Verdict | None:
+        """Every rank reads samples of the step, and each token is read."""
         for report in self.reports:
             if report.strays:
                 text = f"samples {sorted(set(report.strays))[:8]} do not belong to the step"
                 return Verdict("samples", "of step 0", math.inf, report.rank, Likely(Cause.ROWS, text))
+        read = {finding.rectangle.start[0] for _, finding in self._found[Quantity(Kind.ACTIVATION, "embedding")]}
+        unread = sorted(set(range(self.plan.batch.sequences)) - read)
+        if unread:
+            text = f"samples {unread[:8]} are read by no rank"
+            return Verdict("samples", "of step 0", math.inf, None, Likely(Cause.ROWS, text))
         return None
 
     def _counts(self) -> Verdict | None:

@@ -72,7 +72,8 @@ def likely_cause(plan: Plan, kind: Kind, figure: float, pieces: Sequence[Differi
 def likely_factor(plan: Plan, ratio: float) -> Likely:
     """What a number that is `ratio` times too large was multiplied by."""
     for name, value in _degrees(plan):
-        for text, factor in ((name, value), (f"1/{name}", 1 / value)):
+        inverse = f"1/({name})" if " " in name else f"1/{name}"
+        for text, factor in ((name, value), (inverse, 1 / value)):
             if abs(ratio / factor - 1) < _EXACT:
                 return Likely(Cause.FACTOR, f"a factor of {ratio:.6g}, which is {text}")
     return Likely(Cause.FACTOR, f"a factor of {ratio:.6g}")

@@ -34,7 +34,7 @@ from meshwright.verify.settings import DOUBLE, RATES, STEPS, optimizer_of
 from meshwright.verify.trace import ReferenceFile
 from meshwright.verify.twin import twin
 
-__all__ = ["Outcome", "References", "Report", "judge", "make_references", "verify"]
+__all__ = ["Outcome", "References", "Report", "climb_all", "judge", "make_references", "verify"]
 
 References = dict[OptimizerKind, Path]
 
@@ -139,24 +139,32 @@ def _reference(plan: Plan, folder: Path) -> References:
     return make_references(own, place)
 
 
-def _on_rank(
-    place: Place, status: RankStatus, rungs: Sequence[Rung], references: Sequence[References], folder: str, device: str
-) -> list[list[RankReport]]:
-    """Every rung in turn; an empty list for those that this rank does not belong to."""
+def climb_all(
+    rank: int, rungs: Sequence[Rung], references: Sequence[References], folder: str, device: str = "cpu", *,
+    batches: Sequence[Batch] | None = None, at: Callable[[str], None] = lambda phase: None,
+) -> list[list[RankReport]]:  # fmt: skip
+    """Every rung in turn on this rank, which is in no process group; an empty list where a rung does without it.
+
+    The ranks of a rung meet through a file in `folder`. `at` hears which rung is climbed; `batches` as in `climb`.
+    """
     reports: list[list[RankReport]] = []
     for number, rung in enumerate(rungs):
-        status.at(None, f"rung {rung.name}")
+        at(f"rung {rung.name}")
         world = rung.plan.degrees.ranks
-        if place.rank >= world:
+        if rank >= world:
             reports.append([])
             continue
         if world > 1:
-            join_file(Path(folder) / f"rung-{number}", place.rank, world, device)
+            join_file(Path(folder) / f"rung-{number}", rank, world, device)
         try:
-            reports.append(climb(rung.plan, Mesh.of(rung.plan).start(), device, references[number]))
+            reports.append(climb(rung.plan, Mesh.of(rung.plan).start(), device, references[number], batches))
         finally:
             leave()
     return reports
+
+
+def _on_rank(place: Place, status: RankStatus, *args: Any) -> list[list[RankReport]]:
+    return climb_all(place.rank, *args, at=lambda phase: status.at(None, phase))
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
