@@ -67,7 +67,7 @@ UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("data.dtype", "reading raw .bin token files"),
     Unbuilt("data.documents", "document masks"),
     Unbuilt("optimizer.kind", "this optimizer", (OptimizerKind.ADAMW, OptimizerKind.SGD)),
-    Unbuilt("precision.compute", "low precision", (Dtype.FLOAT32, Dtype.FLOAT64)),
+    Unbuilt("precision.compute", "float8", (Dtype.FLOAT64, Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)),
     Unbuilt("checkpoint.every", "checkpointing"),
     Unbuilt("checkpoint.keep", "checkpointing"),
     Unbuilt("checkpoint.asynchronous", "checkpointing"),
@@ -92,23 +92,8 @@ def check_built(run: RunConfig) -> None:
         if value not in runs:
             works = [f"{entry.key} = {shown(each)}" for each in runs if each is not None]
             problems.append(RequestError(f"{entry.key} = {shown(value)}", f"{entry.part} is not built yet", works))
-    problems.extend(_mixed(run) if not problems else ())
     if problems:
         raise RequestError.joined(problems)
-
-
-def _mixed(run: RunConfig) -> list[RequestError]:
-    """Return a problem for each type that is not the compute type."""
-    compute = run.precision.compute
-    return [
-        RequestError(
-            f'precision.{key} = "{dtype}" with precision.compute = "{compute}"',
-            "mixed precision is not built yet",
-            (f'precision.{key} = "{compute}"',),
-        )
-        for key, dtype in (("reduce", run.precision.reduce), ("master", run.precision.master))
-        if dtype is not compute
-    ]
 
 
 def _value(tables: Mapping[str, Any], key: str) -> object:

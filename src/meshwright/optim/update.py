@@ -78,6 +78,6 @@ def clip_coefficient(norm: float, clip_norm: float) -> float:
 
 
 def squared_norm(values: Tensor) -> Tensor:
-    """() float64: the sum of squares of a flat run."""
-    norm: Tensor = torch.linalg.vector_norm(values)
+    """() float64: the sum of squares of a flat run, added up in at least float32."""
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
     return norm.double().square()

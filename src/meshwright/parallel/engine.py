@@ -7,24 +7,32 @@ executor    the literal program over both
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from meshwright.comm.mesh import Mesh
+from meshwright.comm.registry import registered
 from meshwright.data.batch import Batch
+from meshwright.layout.groups import GroupName
 from meshwright.model.decoder import build_decoder
 from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.executor import Executor
 from meshwright.parallel.store import Store
+from meshwright.parallel.tensor import apply_tensor, tensor_axis
 from meshwright.plan.action import Action, Kind
 from meshwright.plan.norm import NormPart
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import program
 from meshwright.plan.schedules import ScheduleFunction
 from meshwright.plan.stages import stage_units
+from meshwright.plan.warnings import plan_warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,8 @@ class StepResult:
 
     `loss` is the mean over trained tokens of the global batch at the weights before the step; `grad_norm` the norm of
     the whole logical gradient before clipping; `finite` False: the weights were not touched; `stop`: some rank was
-    asked to stop.
+    asked to stop; `overflowed`: float16 gradients did not fit under the loss scale, which was halved, and the weights
+    were not touched (no fault: the norm is then infinite or NaN); `loss_scale`: what the next step will use.
     """
 
     loss: float
@@ -41,6 +50,8 @@ class StepResult:
     trained_tokens: int
     finite: bool
     stop: bool = False
+    overflowed: bool = False
+    loss_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +85,14 @@ class Engine:
         self.model = build_decoder(plan.arch, dtype=TORCH_DTYPES[plan.precision.compute], device="meta")
         here = stage_units(plan, training.stage)
         units = {unit: self.model.units[unit] for unit in here}
+        self._apply_strategies(units)
         self._adopt_parameters()
         for store in self.stores:
             store.initialise()
         self._train = Executor(plan, training, mesh, units, self.stores, self.allocator)
+        self.loss_scale = self._train.loss_scale
+        for told in plan_warnings(plan) if mesh.rank == 0 else ():
+            warnings.warn(told, stacklevel=2)
         evaluating = program(plan, mesh.rank, Kind.EVALUATE, schedule)
         self._evaluate = Executor(plan, evaluating, mesh, units, self.stores, self.allocator)
 
@@ -90,7 +105,9 @@ class Engine:
         self._train.run(batch, learning_rate, stop)
         done = self._train
         asked = bool(done.packed[NormPart.STOP] > 0)
-        return StepResult(float(done.loss), done.norm, int(done.count), done.finite, asked)
+        return StepResult(
+            float(done.loss), done.norm, int(done.count), done.finite, asked, done.overflowed, self.loss_scale.value
+        )
 
     def evaluate(self, batch: Batch) -> Evaluation:
         """Forward only, on this rank's share of a batch of the same shape as a training batch."""
@@ -107,6 +124,16 @@ class Engine:
         """The action in work, for reports: (kind, index), -1 between steps."""
         running = self._evaluate if self._evaluate.position >= 0 else self._train
         return running.program.kind, running.position
+
+    def _apply_strategies(self, units: dict[int, nn.Module]) -> None:
+        """Replace forwards, and make the groups of their collectives known by name as long as the engine lives."""
+        if self.plan.degrees.tp == 1:
+            return
+        name = f"{GroupName.TP} of engine {id(self)}"
+        named = ExitStack()
+        named.enter_context(registered({name: self.mesh.communicator(GroupName.TP)}))
+        weakref.finalize(self, named.close)
+        apply_tensor(list(units.values()), tensor_axis(self.plan, self.mesh.coordinates, name))
 
     def _adopt_parameters(self) -> None:
         """Put the stores' parameters where the plain model has its own; every one of this stage exactly once."""

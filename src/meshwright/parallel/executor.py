@@ -27,14 +27,17 @@ from meshwright.comm.operations import Handle, all_gather, all_reduce, receive, 
 from meshwright.data.batch import Batch
 from meshwright.model.decoder import Head
 from meshwright.model.rows import Rows, rows_to_torch
+from meshwright.optim.scale import loss_scale_for
 from meshwright.optim.update import RULES, clip_coefficient, squared_norm
 from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.store import Store
+from meshwright.parallel.tensor import held_rows
 from meshwright.plan.action import COMPUTE, Action, Kind, Op, What
 from meshwright.plan.norm import NORM_FLOATS, NormPart
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program
+from meshwright.plan.strategies.tensor import stream_tokens
 
 Key = tuple[int, int]
 """(unit, micro-batch)"""
@@ -59,6 +62,7 @@ class Executor:
         self.plan, self.program, self.mesh = plan, program, mesh
         self.units, self.stores, self.allocator = units, stores, allocator
         self._trains = program.kind is Kind.TRAIN
+        self.loss_scale = loss_scale_for(plan.precision.compute)
         self._names = {
             unit: [[s.name for s in store.bucket.segments if unit in s.owner.tensor.readers] for store in stores]
             for unit in units
@@ -98,9 +102,10 @@ class Executor:
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.packed = torch.zeros(NORM_FLOATS, dtype=torch.float64, device=device)
         self.packed[NormPart.STOP] = float(stop)
-        self.norm, self.finite = 0.0, True
+        self.norm, self.finite, self.overflowed = 0.0, True, False
         for index, action in enumerate(self.program.actions):
             self.position = self.allocator.action = index
+            self.mesh.ledger.phase = action.phase
             if self.before is not None:
                 self.before(action)
             if action.op is Op.WAIT:
@@ -135,13 +140,18 @@ class Executor:
     def _backward(self, action: Action) -> None:
         key = action.unit, action.micro
         x, edge = self._saved.pop(key)
-        cotangent = self._cotangents.pop(key, None)
-        torch.autograd.backward((edge,), None if cotangent is None else (cotangent,))
+        cotangent = self._seed() if action.unit == self.plan.arch.head_unit else self._cotangents.pop(key)
+        torch.autograd.backward((edge,), (cotangent,))
         if x.grad is not None:
             self._cotangents[action.unit - 1, action.micro] = x.grad
         for store, names in zip(self.stores, self._names[action.unit], strict=True):
             if names:
                 store.collect(names)
+
+    def _seed(self) -> Tensor:
+        """() what the backward of a loss share starts from, in the dtype of `token_losses`."""
+        dtype = torch.promote_types(TORCH_DTYPES[self.plan.precision.compute], torch.float32)
+        return torch.tensor(self.loss_scale.value, dtype=dtype, device=self.allocator.device)
 
     def _entering(self, key: Key) -> Tensor:
         unit, micro = key
@@ -177,10 +187,11 @@ class Executor:
             device = self.allocator.device
             part = self._batch.micro(micro, self.plan.accumulation)
             dtype = TORCH_DTYPES[self.plan.precision.compute]
+            rows = rows_to_torch(part.rows, self.plan.arch, seed=self.plan.seed, dtype=dtype, device=device)
             self._micros[micro] = Inputs(
                 torch.from_numpy(part.inputs).to(device),
                 torch.from_numpy(part.labels).to(device),
-                rows_to_torch(part.rows, self.plan.arch, seed=self.plan.seed, dtype=dtype, device=device),
+                held_rows(self.plan, self.mesh.coordinates, rows),
             )
         return self._micros[micro]
 
@@ -198,7 +209,7 @@ class Executor:
         return send(self.mesh.link(self.program.stage, action.peer), value, action.phase)
 
     def _receive(self, action: Action) -> Handle:
-        tokens = self.plan.batch.micro * self.plan.data.sequence_length // self.plan.degrees.cp
+        tokens = stream_tokens(self.plan)
         dtype = TORCH_DTYPES[self.plan.precision.compute]
         value = torch.empty(tokens, self.plan.arch.hidden, dtype=dtype, device=self.allocator.device)
         table = self._inputs if action.what is What.ACTIVATION else self._cotangents
@@ -211,7 +222,8 @@ class Executor:
         if action.what is What.LOSS:
             return all_reduce(over, self.loss, action.phase)
         store = self.stores[action.bucket]
-        if over.name is not store.group.name:  # copies of a shard, or the two ends of a tied tensor
+        if over.name is not store.group.name:  # copies of a shard, ends of a tied tensor, tensor ranks
+            store.seal()
             return all_reduce(over, store.reduced, action.phase)
         if self.plan.sharding.stage == 0:
             return all_reduce(over, store.seal(), action.phase)
@@ -235,8 +247,10 @@ class Executor:
             if store.bucket.trainable:
                 store.seal()
                 self.packed[NormPart.SQUARED] += store.counted_norm(squared_norm)
-        bad = ~(torch.isfinite(self.packed[NormPart.SQUARED]) & torch.isfinite(self.loss))
-        self.packed[NormPart.NONFINITE] = bad.double()
+        wild = ~torch.isfinite(self.packed[NormPart.SQUARED])
+        part = NormPart.OVERFLOW if self.loss_scale.may_fall else NormPart.NONFINITE
+        self.packed[part] += wild
+        self.packed[NormPart.NONFINITE] += ~torch.isfinite(self.loss)
         if action.group is None:
             self._judge()
             return None
@@ -244,15 +258,20 @@ class Executor:
 
     def _judge(self) -> None:
         """One decision for all ranks, from the summed vector: is the step taken, and how much is it clipped."""
-        self.norm = math.sqrt(float(self.packed[NormPart.SQUARED]))
-        self.finite = float(self.packed[NormPart.NONFINITE]) == 0.0 and math.isfinite(self.norm)
-        self._coefficient = clip_coefficient(self.norm, self.plan.optimizer.clip_norm)
+        squared, nonfinite, overflows, _ = self.packed.tolist()
+        scale = self.loss_scale.value
+        self.norm = math.sqrt(squared) / scale
+        self.finite = nonfinite == 0
+        self.overflowed = self.finite and overflows > 0
+        self._coefficient = clip_coefficient(self.norm, self.plan.optimizer.clip_norm) / scale
+        if self.finite:
+            self.loss_scale.after_step(self.overflowed)
 
     def _update(self, action: Action) -> None:
         store = self.stores[action.bucket]
-        if self.finite:
+        if self.finite and not self.overflowed:
             gradients = store.gradients_of_runs()
-            if self._coefficient < 1.0:
+            if self._coefficient != 1.0:
                 for gradient in gradients:
                     gradient.mul_(self._coefficient)
             RULES[self.plan.optimizer.kind](self.plan.optimizer, store.runs, gradients, self._rate)

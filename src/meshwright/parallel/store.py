@@ -184,8 +184,9 @@ class Store:
     def _fill(self, flat: Tensor, first: int, last: int) -> None:
         """Start values of the elements [first, last) of the bucket into `flat` (last - first,)."""
         for segment in self.bucket.segments:
-            low, high = max(segment.offset, first), min(segment.stop, last)
             tensor, box = segment.owner.tensor, segment.owner.rectangle(self.plan.degrees, self._at)
+            # Only dim 0 is cut unevenly, so what the tensor fills of a segment comes first and padding after it.
+            low, high = max(segment.offset, first), min(segment.offset + box.numel, last)
             for piece, offset in flat_rectangles(box.extent, low - segment.offset, high - segment.offset):
                 start = segment.offset + offset - first
                 corner = tuple(a + b for a, b in zip(piece.start, box.start, strict=True))

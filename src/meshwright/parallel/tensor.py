@@ -1,0 +1,123 @@
+"""Tensor and sequence parallelism, executed: forwards of the plain model's modules, replaced.
+
+Parameters are local views of the buckets already; nothing here knows a shape. The declared half is
+`plan.strategies.tensor`: what is cut, and every collective that the modules below make.
+
+    embedding    look-up            vocabulary-parallel, then f* or g*
+    block        query key value    column-parallel: f or g            gate up    the same
+                 output             row-parallel: f* or g*             down       the same
+    head         loss               vocabulary-parallel, after f or g
+
+Norms and dropout are untouched: under sequence parallel they see N/T tokens, and `held_rows` gives dropout their keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from meshwright.layout.axes import Coordinates
+from meshwright.layout.ownership import Ownership
+from meshwright.model.attention import Attention
+from meshwright.model.decoder import Block, Embedding, Head
+from meshwright.model.mlp import MLP, GatedMLP
+from meshwright.model.rows import Rows
+from meshwright.parallel.tensor_linear import column_product, row_product
+from meshwright.parallel.tensor_vocabulary import vocabulary_look_up, vocabulary_loss
+from meshwright.plan.owners import owners
+from meshwright.plan.plan import Plan
+
+__all__ = ["RowLinear", "TensorAxis", "apply_tensor", "held_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorAxis:
+    """Where a rank stands on the tensor axis, as its modules need it.
+
+    `group` is a registered name. `held` is (first, number) of the tokens of the vocabulary that stand here.
+    """
+
+    group: str
+    sequence: bool
+    held: tuple[int, int]
+
+    def products(self, x_ND: Tensor, linears: Sequence[nn.Linear]) -> Sequence[Tensor]:
+        """`model.products.Products`, column-parallel."""
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        return column_product(x_ND, [linear.weight for linear in linears], biases, self.group, self.sequence)
+
+    def look_up(self, tokens_BS: Tensor, rows: Rows, weight: Tensor, positions: Tensor | None) -> Tensor:
+        """`model.decoder.Lookup`, vocabulary-parallel."""
+        return vocabulary_look_up(
+            tokens_BS, rows.positions, weight, positions, self.held, self.group, self.sequence
+        )
+
+    def loss(self, x_ND: Tensor, weight: Tensor, labels_BS: Tensor, count: Tensor) -> Tensor:
+        """`model.decoder.Criterion`, vocabulary-parallel."""
+        return vocabulary_loss(x_ND, weight, labels_BS, count, self.held, self.group, self.sequence)
+
+
+class RowLinear(nn.Module):
+    """A row-parallel linear in the place of a plain one; the bias is added once, to the sum."""
+
+    def __init__(self, linear: nn.Linear, axis: TensorAxis) -> None:
+        super().__init__()
+        self.weight, self.bias, self.axis = linear.weight, linear.bias, axis
+
+    def forward(self, x_NI: Tensor) -> Tensor:
+        """(N, I) -> (N, D), or (N/T, D) under sequence parallel."""
+        y_ND = row_product(x_NI, self.weight, self.axis.group, self.axis.sequence)
+        return y_ND if self.bias is None else y_ND + self.bias
+
+
+def tensor_axis(plan: Plan, at: Coordinates, group: str) -> TensorAxis:
+    """The tensor axis of the rank at `at`; `group` is the registered name of its tensor group."""
+    (table,) = (owner for owner in owners(plan) if owner.tensor.name == "embedding.weight")
+    return TensorAxis(group, plan.execution.sequence, _rows_held(plan, at, table))
+
+
+def apply_tensor(units: Sequence[nn.Module], axis: TensorAxis) -> None:
+    """Replace the forwards of these units, in place, once.
+
+    Raises TypeError for a unit of another kind, ValueError for one that is parallel already.
+    """
+    for unit in units:
+        match unit:
+            case Embedding():
+                unit.lookup = axis.look_up
+            case Block():
+                _apply_to_block(unit, axis)
+            case Head():
+                unit.criterion = axis.loss
+            case _:
+                raise TypeError(f"{type(unit).__name__} is no unit of the decoder")
+
+
+def held_rows(plan: Plan, at: Coordinates, rows: Rows) -> Rows:
+    """Rows of the residual stream: under sequence parallel dropout sees this rank's chunk of the tokens."""
+    if not plan.execution.sequence:
+        return rows
+    return replace(rows, token_keys=rows.token_keys.chunk(plan.degrees.tp)[at.tp])
+
+
+def _apply_to_block(block: Block, axis: TensorAxis) -> None:
+    attention, mlp = block.attention, block.mlp
+    if not isinstance(mlp, MLP | GatedMLP):
+        raise TypeError(f"{type(mlp).__name__} has no tensor-parallel form")
+    for module, name in ((attention, "output"), (mlp, "down")):
+        linear = getattr(module, name)
+        if not isinstance(linear, nn.Linear):
+            raise ValueError(f"this block is tensor-parallel already: its {name} is a {type(linear).__name__}")
+        setattr(module, name, RowLinear(linear, axis))
+    assert isinstance(attention, Attention)
+    attention.products = mlp.products = axis.products
+
+
+def _rows_held(plan: Plan, at: Coordinates, table: Ownership) -> tuple[int, int]:
+    box = table.rectangle(plan.degrees, at)
+    return box.start[0], box.extent[0]
+
+
+

@@ -1,0 +1,156 @@
+"""A vocabulary cut by the tensor axis: look-up, and cross entropy without whole logits.
+
+    N  tokens of the tensor group      D  hidden      V  tokens of the vocabulary held here, without padding
+
+Loss of a token over a cut vocabulary, from three numbers of each rank r (largest logit m_r, s_r = Σ exp(l - m_r), and
+the label's logit where the label is here), gathered in one collective of 3 N numbers a rank:
+
+    m = max m_r      s = Σ s_r exp(m_r - m)      loss = log s + m - l_label      p = exp(l - m_r) · exp(m_r - m) / s
+
+Logits are made, read and turned into exp(l - m_r) in chunks of tokens, in place: what is kept for backward is (N, V)
+in the compute dtype; whatever is more precise lives for one chunk. Products read the rows that stand for tokens alone,
+so what the padding of an uneven cut holds cannot matter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.comm.conjugate import scattered, scattered_beside, summed
+from meshwright.comm.custom import begin_sum, gathered, size_of
+from meshwright.model.loss import IGNORED, share
+
+__all__ = ["vocabulary_look_up", "vocabulary_loss"]
+
+_CHUNK_ELEMENTS = 1 << 20  # logits of a chunk: what a core's caches hold a good part of
+
+
+def vocabulary_look_up(
+    tokens_BS: Tensor, positions_BS: Tensor, weight: Tensor, table: Tensor | None, held: tuple[int, int], group: str,
+    sequence: bool,
+) -> Tensor:  # fmt: skip
+    """Rows of a table of which this rank holds tokens held[0] .. held[0] + held[1] - 1: (B, S) -> (N, D) or (N/T, D).
+
+    f* or g*: tokens of other ranks give zeros, and all are summed (all-reduce, reduce-scatter); identity or all-gather
+    backward. `table` (P, D), whole, are learned positions.
+    """
+    local_N = tokens_BS.flatten() - held[0]
+    elsewhere_N = (local_N < 0) | (local_N >= held[1])
+    part_ND = nn.functional.embedding(local_N.masked_fill(elsewhere_N, 0), weight)
+    part_ND = part_ND.masked_fill(elsewhere_N[:, None], 0)
+    if table is None:
+        return scattered(part_ND, group) if sequence else summed(part_ND, group)
+    beside_ND = nn.functional.embedding(positions_BS.flatten(), table)
+    return scattered_beside(part_ND, beside_ND, group) if sequence else summed(part_ND, group) + beside_ND
+
+
+def vocabulary_loss(
+    x_ND: Tensor, weight: Tensor, labels_BS: Tensor, count: Tensor, held: tuple[int, int], group: str, sequence: bool
+) -> Tensor:
+    """The share of this micro-batch in the mean loss, as `model.loss`, from x (N, D) or (N/T, D): -> ().
+
+    f, or g under `sequence`, and one all-gather of three numbers a token; all-reduce or reduce-scatter backward.
+    """
+    total, *_ = _loss(x_ND, weight, labels_BS.flatten(), held[0], held[1], group, sequence)
+    return share(total, count)
+
+
+@torch.library.custom_op("meshwright::vocabulary_loss", mutates_args=())
+def _loss(
+    x: Tensor, weight: Tensor, labels: Tensor, first: int, size: int, group: str, sequence: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """-> (sum of token losses (), gathered x or empty, exp(l - m_r) (N, V), exp(m_r - m) / s (N,))."""
+    kept = gathered(x, group) if sequence else x.new_empty(0)
+    x_ND = kept if sequence else x
+    precise = torch.promote_types(x.dtype, torch.float32)
+    tokens = x_ND.shape[0]
+    raised_NV = x.new_empty(tokens, size)
+    statistics = torch.zeros(3, tokens, dtype=precise, device=x.device)
+    statistics[0].fill_(-torch.inf)
+    here = _labels_here(labels, first, size)
+    for low, high in _chunks(tokens, size):
+        logits = torch.mm(x_ND[low:high], weight[:size].t(), out=raised_NV[low:high]).to(precise)
+        most, sums, of_label = statistics[:, low:high]
+        torch.amax(logits, 1, out=most)
+        picked = logits.gather(1, here[low:high].clamp(min=0)[:, None])[:, 0]
+        of_label.copy_(picked.masked_fill_(here[low:high] < 0, 0))
+        torch.sum(logits.sub_(most[:, None]).exp_(), 1, out=sums)
+        if logits.dtype != x.dtype:
+            raised_NV[low:high].copy_(logits)
+    most_TN, sums_TN, label_TN = gathered(statistics, group).view(-1, 3, tokens).unbind(1)
+    most_N = most_TN.amax(0)
+    sums_N = (sums_TN * (most_TN - most_N).exp_()).sum(0)
+    losses_N = (sums_N.log() + most_N - label_TN.sum(0)).masked_fill_(labels == IGNORED, 0)
+    factor_N = (statistics[0] - most_N).exp_().div_(sums_N)
+    return losses_N.sum(), kept, raised_NV, factor_N
+
+
+@torch.library.custom_op("meshwright::vocabulary_loss_backward", mutates_args={"raised"})
+def _loss_backward(
+    g: Tensor, x: Tensor, weight: Tensor, labels: Tensor, raised: Tensor, factor: Tensor, first: int, group: str,
+    sequence: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """g (), x (N, D), raised (N, V), which becomes the logits' gradient -> (dx (N, D) or (N/T, D), dW with padding)."""
+    size = raised.shape[1]
+    here = _labels_here(labels, first, size)
+    weight_N = torch.where(labels == IGNORED, 0, g)
+    for low, high in _chunks(*raised.shape):
+        chunk = raised[low:high]
+        chunk.mul_((factor[low:high] * weight_N[low:high]).to(raised.dtype)[:, None])
+        taken = torch.where(here[low:high] < 0, 0, -weight_N[low:high])
+        chunk.scatter_add_(1, here[low:high].clamp(min=0)[:, None], taken.to(raised.dtype)[:, None])
+    end = begin_sum(torch.mm(raised, weight[:size]), group, scatter=sequence)
+    gradient = torch.empty_like(weight)
+    torch.mm(raised.t(), x, out=gradient[:size])
+    gradient[size:].zero_()
+    return end(), gradient
+
+
+def _labels_here(labels_N: Tensor, first: int, size: int) -> Tensor:
+    """(N,) index of each label among the tokens held here, -1 where it is not."""
+    local_N = labels_N - first
+    return local_N.masked_fill((local_N < 0) | (local_N >= size), -1)
+
+
+def _chunks(tokens: int, size: int) -> list[tuple[int, int]]:
+    """Runs of tokens; none where no token of the vocabulary is held."""
+    if not size:
+        return []
+    run = max(_CHUNK_ELEMENTS // size, 1)
+    return [(low, min(low + run, tokens)) for low in range(0, tokens, run)]
+
+
+@_loss.register_fake
+def _(
+    x: Tensor, weight: Tensor, labels: Tensor, first: int, size: int, group: str, sequence: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    precise, tokens = torch.promote_types(x.dtype, torch.float32), labels.shape[0]
+    kept = x.new_empty(tokens, x.shape[1]) if sequence else x.new_empty(0)
+    return x.new_empty((), dtype=precise), kept, x.new_empty(tokens, size), x.new_empty(tokens, dtype=precise)
+
+
+@_loss_backward.register_fake
+def _(
+    g: Tensor, x: Tensor, weight: Tensor, labels: Tensor, raised: Tensor, factor: Tensor, first: int, group: str,
+    sequence: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    tokens = x.shape[0] // (size_of(group) if sequence else 1)
+    return x.new_empty(tokens, x.shape[1]), torch.empty_like(weight)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, labels, ctx.first, _, ctx.group, ctx.sequence = inputs
+    ctx.save_for_backward(output[1] if ctx.sequence else x, weight, labels, output[2], output[3])
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx: Any, g: Tensor, *_kept: None) -> tuple[Any, ...]:
+    x, weight, labels, raised, factor = ctx.saved_tensors
+    dx, dw = _loss_backward(g, x, weight, labels, raised, factor, ctx.first, ctx.group, ctx.sequence)
+    return dx, dw, None, None, None, None, None
+
+
+_loss.register_autograd(_gradient, setup_context=_setup)
