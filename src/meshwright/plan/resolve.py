@@ -23,7 +23,7 @@ from meshwright.plan.plan import (
     Start,
 )
 from meshwright.plan.rules import canonical, check_plan, nearest_divisors
-from meshwright.plan.stages import balanced
+from meshwright.plan.stages import balanced, owner_of
 
 
 def resolve(run: RunConfig, arch: Arch, ranks: int | None = None) -> Plan:
@@ -127,7 +127,8 @@ def _stages(run: RunConfig, arch: Arch, degrees: Degrees) -> tuple[int, ...]:
         )
     cost = unit_flops(arch, run.data.sequence_length)
     blocks = [cost(unit) for unit in range(1, arch.layers + 1)]
-    return balanced(blocks, cost(0), cost(arch.head_unit), parts)
+    owners = [owner_of(run.parallel.schedule, degrees.pp, virtual)[0] for virtual in range(parts)]
+    return balanced(blocks, cost(0), cost(arch.head_unit), parts, owners)
 
 
 def unit_flops(arch: Arch, sequence: int) -> Callable[[int], float]:

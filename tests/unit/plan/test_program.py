@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
-from meshwright.config.choices import Recompute, Schedule
+from meshwright.config.choices import Recompute
 from meshwright.plan.action import Action, Kind, Op, What
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program, program, role_program
-from meshwright.plan.schedules import SCHEDULES, Work
 from tests.unit.plan.plans import make_plan
 
 UNITS = {0: "emb", 3: "head"}  # of two blocks
@@ -140,23 +137,6 @@ def test_a_tied_tensor_is_summed_last_on_both_stages() -> None:
         tied = next(bucket.index for bucket in program(plan, rank).buckets if bucket.tied)
         assert f"(sum{tied}.dense)" in text
         assert text.index(f"(sum{tied}.dense)") < text.index(f"sum{tied}.tied (sum{tied}.tied) norm")
-
-
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
-@pytest.mark.parametrize("micros", [1, 2, 3, 8])
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_run_everything_once_and_bound_what_is_in_flight(name: Schedule, stages: int, micros: int) -> None:
-    bound = {Schedule.NAIVE: lambda _: 1, Schedule.GPIPE: lambda _: micros}
-    for stage in range(stages):
-        flying = peak = 0
-        seen = []
-        for slot in SCHEDULES[name](stage, stages, micros, 1):
-            seen.append((slot.work, slot.micro))
-            flying += 1 if slot.work is Work.FORWARD else -1
-            peak = max(peak, flying)
-        expected = [(work, micro) for work in (Work.FORWARD, Work.BACKWARD) for micro in range(micros)]
-        assert sorted(seen, key=lambda each: (each[0].value != "F", each[1])) == expected
-        assert peak == bound.get(name, lambda stage: min(micros, stages - stage))(stage)
 
 
 def test_ranks_of_a_role_share_one_program() -> None:

@@ -10,6 +10,7 @@ from meshwright.config.choices import Recompute
 from meshwright.plan.action import Action, Kind, Op, Phase
 from meshwright.plan.plan import Plan
 from meshwright.plan.schedules import ScheduleFunction, Slot, Work
+from meshwright.plan.schedules.check import check_slots
 from meshwright.plan.stages import virtual_of, virtual_stages
 
 
@@ -40,8 +41,12 @@ class Slotted:
 
 @lru_cache(maxsize=256)
 def computes(plan: Plan, stage: int, kind: Kind, schedule: ScheduleFunction) -> tuple[Slotted, ...]:
-    """Everything `stage` computes in a step, slot by slot: an evaluation is the forwards of a step, in its order."""
+    """Everything `stage` computes in a step, slot by slot: an evaluation is the forwards of a step, in its order.
+
+    Raises ValueError where `schedule` gives anything but a schedule.
+    """
     slots = schedule(stage, plan.degrees.pp, plan.accumulation, plan.pipeline.chunks)
+    check_slots(slots, plan.accumulation, plan.pipeline.chunks)
     if kind is Kind.EVALUATE:
         slots = tuple(slot for slot in slots if slot.work is Work.FORWARD)
     out: list[Slotted] = []
