@@ -45,7 +45,7 @@ class TensorAxis:
 
     def products(self, x_ND: Tensor, linears: Sequence[nn.Linear]) -> Sequence[Tensor]:
         """`model.products.Products`, column-parallel."""
-        biases = [linear.bias for linear in linears if linear.bias is not None]
+        biases = [bias for linear in linears if (bias := _bias(linear)) is not None]
         return column_product(x_ND, [linear.weight for linear in linears], biases, self.group, self.sequence)
 
     def look_up(self, tokens_BS: Tensor, rows: Rows, weight: Tensor, positions: Tensor | None) -> Tensor:
@@ -64,7 +64,8 @@ class RowLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, axis: TensorAxis) -> None:
         super().__init__()
-        self.weight, self.bias, self.axis = linear.weight, linear.bias, axis
+        self.weight, self.axis = linear.weight, axis
+        self.bias = _bias(linear)
 
     def forward(self, x_NI: Tensor) -> Tensor:
         """(N, I) -> (N, D), or (N/T, D) under sequence parallel."""
@@ -115,9 +116,11 @@ def _apply_to_block(block: Block, axis: TensorAxis) -> None:
     attention.products = mlp.products = axis.products
 
 
+def _bias(linear: nn.Linear) -> nn.Parameter | None:
+    bias: nn.Parameter | None = linear.bias
+    return bias
+
+
 def _rows_held(plan: Plan, at: Coordinates, table: Ownership) -> tuple[int, int]:
     box = table.rectangle(plan.degrees, at)
     return box.start[0], box.extent[0]
-
-
-
