@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from meshwright.checkpoint.held import masters, optimizer_states, parameters
@@ -10,7 +13,7 @@ from meshwright.checkpoint.views import Held
 from meshwright.layout.moves import Piece
 from meshwright.parallel.engine import Engine
 
-__all__ = ["completed_updates", "finish_load", "stale_parameters", "state_views"]
+__all__ = ["completed_updates", "finish_load", "scale_of", "stale_parameters", "state_views"]
 
 
 def state_views(engine: Engine) -> Held:
@@ -27,12 +30,22 @@ def stale_parameters(engine: Engine) -> Held:
 
 
 @torch.no_grad()
-def finish_load(engine: Engine, updates: int) -> None:
-    """After `state_views` and `stale_parameters` were filled: cast masters, and count `updates` as completed."""
+def finish_load(engine: Engine, updates: int, scale: Mapping[str, Any] | None = None) -> None:
+    """After `state_views` and `stale_parameters` were filled: cast masters, count `updates` as completed, and take up
+    the loss scale that `scale_of` told."""
+    if scale and engine.loss_scale.dynamic:
+        engine.loss_scale.value = float(scale["value"])
+        engine.loss_scale.good_steps = int(scale["good_steps"])
     for store in engine.stores:
         store.publish_own()
         for run in store.runs:
             run.step.fill_(updates)
+
+
+def scale_of(engine: Engine) -> dict[str, Any]:
+    """The loss scale of a run in float16, as JSON values; nothing where there is none."""
+    scale = engine.loss_scale
+    return {"value": scale.value, "good_steps": scale.good_steps} if scale.dynamic else {}
 
 
 def completed_updates(engine: Engine) -> int | None:

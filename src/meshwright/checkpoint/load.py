@@ -56,7 +56,8 @@ def load_checkpoint(engine: Engine, storage: Storage, path: str, side: Side) -> 
 
     manifest = agreed(side, read)
     _compare_fingerprints(engine, manifest, storage.where(f"{path}/{MANIFEST}"), side)
-    finish_load(engine, manifest.updates if _has_states(manifest, engine.plan) else 0)
+    updates = manifest.updates if _has_states(manifest, engine.plan) else 0
+    finish_load(engine, updates, manifest.extra.get("loss_scale"))
     return manifest
 
 

@@ -16,14 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.engine import completed_updates, state_views
+from meshwright.checkpoint.engine import completed_updates, scale_of, state_views
 from meshwright.checkpoint.errors import SaveError
 from meshwright.checkpoint.fingerprint import fingerprint
 from meshwright.checkpoint.folder import Draft, Folder, disk_full
@@ -94,6 +94,7 @@ class Saver:
         planned = planned_files(self._engine.plan).get(self._side.rank)
         values = [views.view(piece) for piece in planned.pieces] if planned is not None else []
         updates = completed_updates(self._engine)
+        progress = replace(progress, extra={**progress.extra, "loss_scale": scale_of(self._engine)})
         if self._asynchronous:
             values = self._copied(values)
             self._thread = threading.Thread(
