@@ -24,6 +24,7 @@ from meshwright.model.decoder import build_decoder
 from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.executor import Executor
+from meshwright.parallel.split import WeightProducts
 from meshwright.parallel.store import Store
 from meshwright.parallel.tensor import apply_tensor, tensor_axis
 from meshwright.plan.action import Action, Kind
@@ -85,16 +86,17 @@ class Engine:
         self.model = build_decoder(plan.arch, dtype=TORCH_DTYPES[plan.precision.compute], device="meta")
         here = stage_units(plan, training.stage)
         units = {unit: self.model.units[unit] for unit in here}
+        self._products = WeightProducts(self.stores)
         self._apply_strategies(units)
         self._adopt_parameters()
         for store in self.stores:
             store.initialise()
-        self._train = Executor(plan, training, mesh, units, self.stores, self.allocator)
+        self._train = Executor(plan, training, mesh, units, self.stores, self.allocator, self._products)
         self.loss_scale = self._train.loss_scale
         for told in plan_warnings(plan) if mesh.rank == 0 else ():
             warnings.warn(told, stacklevel=2)
         evaluating = program(plan, mesh.rank, Kind.EVALUATE, schedule)
-        self._evaluate = Executor(plan, evaluating, mesh, units, self.stores, self.allocator)
+        self._evaluate = Executor(plan, evaluating, mesh, units, self.stores, self.allocator, self._products)
 
     def step(self, batch: Batch, learning_rate: float, stop: bool = False) -> StepResult:
         """One optimizer step on this rank's share of the global batch (accumulation * micro sequences).
@@ -128,6 +130,8 @@ class Engine:
     def _apply_strategies(self, units: dict[int, nn.Module]) -> None:
         """Replace forwards, and make the groups of their collectives known by name as long as the engine lives."""
         if self.plan.degrees.tp == 1:
+            if not self.plan.execution.compile:
+                self._products.apply(units.values())
             return
         name = f"{GroupName.TP} of engine {id(self)}"
         named = ExitStack()

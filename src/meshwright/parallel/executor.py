@@ -6,6 +6,7 @@ entering    what a unit will read, detached                             inputs[u
 saved       its leaf and the gradient edge of its output                saved[unit, micro]
 held        the leaf alone, where the unit will be recomputed           held[unit, micro]
 cotangent   the gradient of what left the unit                          cotangents[unit, micro]
+stash       what a split backward leaves for its weight action          stashes[unit, micro]
 
 A unit's graph ends at its borders: backward runs unit by unit, each time from one edge. After a step all tables are
 empty; a value left over is an error of the program, not of the user.
@@ -31,6 +32,7 @@ from meshwright.optim.scale import loss_scale_for
 from meshwright.optim.update import RULES, clip_coefficient, squared_norm
 from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.dtypes import TORCH_DTYPES
+from meshwright.parallel.split import Stash, WeightProducts
 from meshwright.parallel.store import Store
 from meshwright.parallel.tensor import held_rows
 from meshwright.plan.action import COMPUTE, Action, Kind, Op, What
@@ -57,15 +59,19 @@ class Executor:
 
     def __init__(
         self, plan: Plan, program: Program, mesh: Mesh, units: dict[int, nn.Module], stores: list[Store],
-        allocator: Allocator,
+        allocator: Allocator, products: WeightProducts,
     ) -> None:  # fmt: skip
         self.plan, self.program, self.mesh = plan, program, mesh
-        self.units, self.stores, self.allocator = units, stores, allocator
+        self.units, self.stores, self.allocator, self.products = units, stores, allocator, products
         self._trains = program.kind is Kind.TRAIN
         self.loss_scale = loss_scale_for(plan.precision.compute)
         self._names = {
             unit: [[s.name for s in store.bucket.segments if unit in s.owner.tensor.readers] for store in stores]
             for unit in units
+        }
+        self._parameters = {
+            unit: [store.parameters[name] for store, held in zip(stores, names, strict=True) for name in held]
+            for unit, names in self._names.items()
         }
         self._last_use = {action.micro: i for i, action in enumerate(program.actions) if action.op in COMPUTE}
         self._do: dict[Op, Callable[[Action], Handle | None]] = {
@@ -74,6 +80,7 @@ class Executor:
             Op.FORWARD: self._forward,
             Op.RECOMPUTE: self._recompute,
             Op.BACKWARD: self._backward,
+            Op.WEIGHT: self._weight,
             Op.SEND: self._send,
             Op.RECEIVE: self._receive,
             Op.SUM: self._sum,
@@ -88,6 +95,7 @@ class Executor:
         self._saved: dict[Key, tuple[Tensor, GradientEdge]] = {}
         self._held: dict[Key, Tensor] = {}
         self._cotangents: dict[Key, Tensor] = {}
+        self._stashes: dict[Key, Stash] = {}
         self._handles: dict[int, Handle] = {}
         self._micros: dict[int, Inputs] = {}
 
@@ -141,10 +149,22 @@ class Executor:
         key = action.unit, action.micro
         x, edge = self._saved.pop(key)
         cotangent = self._seed() if action.unit == self.plan.arch.head_unit else self._cotangents.pop(key)
-        torch.autograd.backward((edge,), (cotangent,))
+        if not action.split:
+            torch.autograd.backward((edge,), (cotangent,))
+            self._collect(action.unit)
+        elif action.unit == 0:
+            self._stashes[key] = Stash(whole=(edge, cotangent))  # no gradient of tokens: all of it is weight work
+        else:
+            self._stashes[key] = self.products.backward(edge, cotangent, self._parameters[action.unit])
         if x.grad is not None:
             self._cotangents[action.unit - 1, action.micro] = x.grad
-        for store, names in zip(self.stores, self._names[action.unit], strict=True):
+
+    def _weight(self, action: Action) -> None:
+        self.products.finish(self._stashes.pop((action.unit, action.micro)))
+        self._collect(action.unit)
+
+    def _collect(self, unit: int) -> None:
+        for store, names in zip(self.stores, self._names[unit], strict=True):
             if names:
                 store.collect(names)
 
@@ -285,7 +305,7 @@ class Executor:
     def _check_empty(self) -> None:
         tables: dict[str, Mapping[Any, object]] = {
             "inputs": self._inputs, "saved": self._saved, "held": self._held,
-            "cotangents": self._cotangents, "handles": self._handles,
+            "cotangents": self._cotangents, "stashes": self._stashes, "handles": self._handles,
         }  # fmt: skip
         left = {name: list(table) for name, table in tables.items() if table}
         if left:

@@ -56,6 +56,7 @@ class Store:
         self.runs = self._build_runs()
         self.gradient = torch.empty(0, dtype=TORCH_DTYPES[plan.precision.reduce], device=allocator.device)
         self._reduced: Tensor | None = None
+        self._segments = {segment.name: segment for segment in bucket.segments}
         self._written: set[str] = set()
         self._sealed = False
 
@@ -108,6 +109,22 @@ class Store:
                 flat.copy_(parameter.grad)
                 self._written.add(segment.name)
             parameter.grad = None
+
+    @torch.no_grad()
+    def add_product(self, name: str, g_NO: Tensor, x_NI: Tensor) -> None:
+        """The weight gradient g^T x of a linear, straight into the flat gradient: written first, added later."""
+        if self.gradient.untyped_storage().nbytes() == 0:
+            self._begin_gradient()
+        flat = self._view(self.gradient, self._segments[name])
+        first = name not in self._written
+        self._written.add(name)
+        if flat.dtype != g_NO.dtype:
+            product = torch.mm(g_NO.t(), x_NI)
+            flat.copy_(product) if first else flat.add_(product)
+        elif first:
+            torch.mm(g_NO.t(), x_NI, out=flat)
+        else:
+            flat.addmm_(g_NO.t(), x_NI)
 
     @torch.no_grad()
     def seal(self) -> Tensor:

@@ -58,3 +58,19 @@ def test_stages_with_replicas_equal_one_process() -> None:
             for tied, recompute in ((False, Recompute.NONE), (True, Recompute.NONE), (True, Recompute.FULL))
         ],
     )
+
+
+SPLIT = (Schedule.INTERLEAVED, Schedule.ZB_H1, Schedule.ZB_V)
+
+
+def test_chunks_and_split_backwards_equal_one_process() -> None:
+    chunks = {Schedule.INTERLEAVED: 2, Schedule.ZB_V: 2}
+    check(
+        2,
+        [
+            Pipelined(schedule, 2, micros, chunks.get(schedule, 1), tied=tied, recompute=recompute)
+            for schedule in SPLIT
+            for micros in (1, 2, 3, 5, 8)
+            for tied, recompute in ((False, Recompute.NONE), (True, Recompute.FULL))
+        ],
+    )
