@@ -114,7 +114,7 @@ def _missing_sum(plan: Plan, pieces: Sequence[Differing]) -> Likely | None:
         tried.add(ranks)
         ratios = [by_rank.get((rank, pieces[0].rectangle), math.nan) for rank in ranks]
         if len(set(ratios)) > 1 and abs(sum(ratios) - 1) < _EXACT:
-            return Likely(Cause.MISSING_SUM, f"each rank holds its own part: no sum over {_axes(group)}")
+            return Likely(Cause.MISSING_SUM, f"each rank holds its own part: no sum over {_axes(plan, group)}")
     return None
 
 
@@ -122,10 +122,10 @@ def _ranks(plan: Plan, group: Group, rank: int) -> tuple[int, ...]:
     return group.members(plan.degrees, plan.degrees.coordinates(rank))
 
 
-def _axes(group: Group) -> str:
+def _axes(plan: Plan, group: Group) -> str:
     if group.name in (GroupName.SHARD, GroupName.COPY, GroupName.TIED):
         return group.name.value
-    return " x ".join(axis.value for axis in group.factor.axes)
+    return " x ".join(axis.value for axis in group.factor.axes if plan.degrees.on(axis) > 1)
 
 
 def _rows(kind: Kind, one: Traits) -> Likely | None:

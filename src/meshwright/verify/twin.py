@@ -28,7 +28,7 @@ def twin(plan: Plan) -> tuple[Plan, str]:
     """A plan small enough to verify, and what was made smaller; the plan itself and "" where it is small enough."""
     if work_flops(plan) <= _MOST_FLOPS and plan.degrees.ranks <= MOST_RANKS:
         return plan, ""
-    degrees = _degrees(plan.degrees)
+    degrees = _degrees(plan)
     stages = _stages(plan, degrees)
     sequence = min(plan.data.sequence_length, _up(_SEQUENCE, 2 * degrees.cp * degrees.tp))
     arch = _arch(plan, degrees, sum(stages), sequence)
@@ -52,16 +52,23 @@ def work_flops(plan: Plan) -> float:
     return 6.0 * parameters * plan.batch.sequences * plan.data.sequence_length * _STEPS
 
 
-def _degrees(degrees: Degrees) -> Degrees:
-    """Halve (or divide by the smallest prime) the largest degree until few enough ranks are left; none falls to 1."""
-    ways = {axis: degrees.on(axis) for axis in Axis}
+def _degrees(plan: Plan) -> Degrees:
+    """Divide the largest degree by its smallest prime until few enough ranks are left; none falls to 1.
+
+    Sharding inside smaller groups needs four replicas: two groups of two.
+    """
+    ways = {axis: plan.degrees.on(axis) for axis in Axis}
+    floor = dict.fromkeys(Axis, 2)
+    if plan.sharding.within and ways[Axis.DP] % 4 == 0:
+        floor[Axis.DP] = 4
     while math.prod(ways.values()) > MOST_RANKS:
-        axis = max(ways, key=lambda each: ways[each])
-        prime = next((p for p in range(2, ways[axis]) if ways[axis] % p == 0), None)
-        if ways[axis] <= 2:
+        wide = [axis for axis in Axis if ways[axis] > floor[axis]]
+        if not wide:
             break
-        ways[axis] = ways[axis] // prime if prime else 2
-    return Degrees(**{axis.value: size for axis, size in ways.items()}, order=degrees.order)
+        axis = max(wide, key=lambda each: ways[each])
+        prime = next(p for p in range(2, ways[axis] + 1) if ways[axis] % p == 0)
+        ways[axis] = max(ways[axis] // prime, floor[axis])
+    return Degrees(**{axis.value: size for axis, size in ways.items()}, order=plan.degrees.order)
 
 
 def _stages(plan: Plan, degrees: Degrees) -> tuple[int, ...]:
@@ -76,8 +83,8 @@ def _stages(plan: Plan, degrees: Degrees) -> tuple[int, ...]:
 
 def _sharding(plan: Plan, degrees: Degrees) -> Sharding:
     replicas, within = degrees.dp * degrees.ep * degrees.cp, plan.sharding.within
-    if within and replicas % within:
-        within = next((size for size in (2, 3, 1) if replicas % size == 0), 1)
+    if within and (replicas % within or replicas == within):
+        within = next((size for size in range(2, replicas) if replicas % size == 0), 1)
     return replace(plan.sharding, within=within, bucket_bytes=min(plan.sharding.bucket_bytes, 16384))
 
 

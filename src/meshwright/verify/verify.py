@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from meshwright.comm.mesh import Mesh
 from meshwright.config.choices import Dtype, OptimizerKind
 from meshwright.data.batch import Batch
@@ -74,10 +76,11 @@ class Report:
         return {"ok": self.ok, "rungs": [_row(outcome) for outcome in self.outcomes], "tolerance": EXACT.gradient}
 
 
-def verify(plan: Plan, *, device: str = "cpu", say: Callable[[str], None] = lambda text: None) -> Report:
+def verify(plan: Plan, *, device: str = "auto", say: Callable[[str], None] = lambda text: None) -> Report:
     """Climb the ladder of `plan` on ranks of this machine.
 
-    `say` receives a line now and then. Raises LaunchError where a rank fails: the message names the rung.
+    `device` is "cpu", "cuda" or "auto": CUDA where each rank has a device. `say` receives a line now and then. Raises
+    LaunchError where a rank fails: the message names the rung.
     """
     small, told = twin(plan)
     rungs = ladder(small)
@@ -85,6 +88,8 @@ def verify(plan: Plan, *, device: str = "cpu", say: Callable[[str], None] = lamb
         say(told)
     world = max(rung.plan.degrees.ranks for rung in rungs)
     say(f"{len(rungs)} rungs on up to {world} ranks; optimizer and precision are the ladder's own")
+    if device == "auto":
+        device = "cuda" if torch.cuda.device_count() >= world else "cpu"
     start_server((__name__,))  # its imports run beside the references
     with tempfile.TemporaryDirectory(prefix="meshwright-verify-") as folder:
         references = [_reference(rung.plan, Path(folder)) for rung in rungs]

@@ -38,13 +38,13 @@ class Job:
     folder: str
 
 
-def rung(dp: int, micro: int, sequences: int, zero: int = 0, tied: bool = False) -> Rung:
+def rung(dp: int, micro: int, sequences: int, zero: int = 0, tied: bool = False, pp: int = 1) -> Rung:
     accumulation = sequences // (dp * micro)
-    plan = make_plan(dp=dp, micro=micro, accumulation=accumulation, zero=zero, arch={"tie_embeddings": tied})
+    plan = make_plan(dp=dp, pp=pp, micro=micro, accumulation=accumulation, zero=zero, arch={"tie_embeddings": tied})
     plan = replace(
         plan, precision=DOUBLE, optimizer=optimizer_of(OPTIMIZERS[0]), data=replace(plan.data, sequence_length=8)
     )
-    return Rung((f"dp {dp} x micro {micro}, zero {zero}, tied {tied}",), plan)
+    return Rung((f"dp {dp} x pp {pp} x micro {micro}, zero {zero}, tied {tied}",), plan)
 
 
 def job(name: str, folder: Path, rungs: Sequence[Rung], batches: Sequence[Batch] | None = None) -> Job:
@@ -75,7 +75,8 @@ def _climb(rank: int, jobs: Sequence[Job]) -> list[list[list[RankReport]]]:
 @pytest.mark.timeout(170)
 def test_data_parallel_layouts_equal_one_process(tmp_path: Path) -> None:
     plain = {ways: [rung(dp, micro, SEQUENCES[dp]) for dp in ways for micro in (1, 2, 4)] for ways in ((1, 2, 4), (3,))}
-    sharded = [rung(dp, 2, 12, zero, tied=True) for dp, zero in ((2, 1), (3, 2), (3, 3), (2, 3))]
+    sharded = [rung(dp, 2, 12, zero, tied=True) for dp, zero in ((2, 1), (3, 2), (3, 3))]
+    sharded.append(rung(2, 2, 12, zero=3, tied=True, pp=2))
     one_empty, all_empty = rung(2, 2, 8), rung(2, 2, 8)
     jobs = [
         *(job(f"dp {ways}", tmp_path, rungs) for ways, rungs in plain.items()),

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.checkpoint.fingerprint import fingerprint, fingerprints
@@ -42,6 +42,7 @@ def test_the_formula(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     assert fingerprint(x, full(shape)) == by_hand(x)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), st.lists(st.floats(0, 1), max_size=4))
 def test_pieces_add_up_to_the_whole(shape: tuple[int, ...], cuts: list[float]) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(2))

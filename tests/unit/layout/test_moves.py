@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.layout.moves import Move, Piece, UncoveredError, moves, owned
@@ -96,6 +96,7 @@ SHAPES = st.dictionaries(
 RANKS, FILES = [0, 1, 2, 3], ["first.safetensors", "second.safetensors"]
 
 
+@settings(deadline=None)
 @given(st.data(), SHAPES)
 def test_any_layout_reaches_any_other_bit_for_bit(data: st.DataObject, shapes: dict[str, tuple[int, ...]]) -> None:
     random = np.random.default_rng(0)
@@ -107,6 +108,7 @@ def test_any_layout_reaches_any_other_bit_for_bit(data: st.DataObject, shapes: d
     assert set(written.values()) <= {1}
 
 
+@settings(deadline=None)
 @given(st.data(), SHAPES)
 def test_what_an_end_holds_already_is_not_fetched(data: st.DataObject, shapes: dict[str, tuple[int, ...]]) -> None:
     layout = data.draw(layouts(shapes, RANKS))
@@ -121,6 +123,7 @@ def test_what_an_end_holds_already_is_not_fetched(data: st.DataObject, shapes: d
         assert move.source == move.target or not here
 
 
+@settings(deadline=None)
 @given(st.data(), SHAPES)
 def test_owned_pieces_are_every_element_once_on_its_first_holder(
     data: st.DataObject, shapes: dict[str, tuple[int, ...]]

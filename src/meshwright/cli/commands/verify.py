@@ -6,8 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from meshwright.cli import request
 from meshwright.cli.output import print_json, print_styled
-from meshwright.cli.request import load, run_file_arguments
+from meshwright.config.errors import RequestError
 
 if TYPE_CHECKING:
     from meshwright.verify.verify import Report
@@ -25,24 +26,20 @@ _STYLES = {r"\bequal$": "green", r"(?m)^.*DIFFERS.*$": "bold red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take a run and its overrides."""
-    run_file_arguments(parser)
+    """Take a run, its overrides, and the number of ranks."""
+    request.run_file_arguments(parser)
+    parser.add_argument("--ranks", type=request.positive, metavar="N", help='ranks of the run; for mesh.dp = "fill"')
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Climb the ladder; print a table, or the object of ``--json``. 0 where every rung is equal, else 1."""
-    run_config = load(arguments)
-    from meshwright.arch.resolve import arch_from_model
-    from meshwright.config.built import check_built
-    from meshwright.plan.resolve import resolve
-
-    check_built(run_config)
-    plan = resolve(run_config, arch_from_model(run_config.model))
+    _check_alone()
+    run_config, plan = request.planned(arguments, None)
     from meshwright.launch.local import exit_code
     from meshwright.verify.verify import verify
 
     reports: list[Report] = []
-    code = exit_code(lambda: reports.append(verify(plan, device="cpu", say=_say)))
+    code = exit_code(lambda: reports.append(verify(plan, device=run_config.train.device.value, say=_say)))
     if code:
         return code
     report = reports[0]
@@ -51,6 +48,19 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_styled(_table(report), _STYLES, sys.stdout)
     return 0 if report.ok else 1
+
+
+def _check_alone() -> None:
+    """Rungs have different numbers of ranks, so the ladder starts them itself."""
+    from meshwright.launch.environment import PlaceError, detect
+
+    try:
+        place = detect()
+    except PlaceError as error:
+        raise RequestError("the launcher's environment", str(error)) from None
+    if place is not None:
+        rule = "verify starts the ranks of each rung itself, on this machine"
+        raise RequestError(f"a launcher with {place.world} ranks", rule, ("meshwright verify, without a launcher",))
 
 
 def _say(line: str) -> None:
