@@ -82,7 +82,7 @@ def rank_object(plan: Plan, rank: int) -> dict[str, Any]:
             }
             for each in parameter_pieces(plan, rank)
         ],
-        "traffic": [asdict(row) for row in ledger(plan, rank)],
+        "traffic": [plain(row) for row in ledger(plan, rank)],
         "memory_peak": memory(plan, rank).peak_bytes,
         "program": list(narrate(plan, rank)),
     }

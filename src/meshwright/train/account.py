@@ -7,7 +7,7 @@ ledger.json    {"predicted": {}, "measured": {}, "traffic_equal": true}, both of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from meshwright.parallel.engine import Engine
 from meshwright.plan.category import Category
 from meshwright.plan.folds.ledger import Row, ledger
 from meshwright.plan.folds.memory import Timeline, memory
+from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
 from meshwright.train.figures import Meter, peak_bytes
 
@@ -137,8 +138,8 @@ def _times(plan: Plan, meter: Meter, seconds: float | None) -> dict[str, float |
     }
 
 
-def _rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return [asdict(row) for row in rows]
+def _rows(rows: Sequence[Row]) -> list[object]:
+    return [plain(row) for row in rows]
 
 
 def _ranks(plan: Plan) -> range:

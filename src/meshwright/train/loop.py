@@ -153,6 +153,7 @@ class _Loop:
         if self._job.on_nonfinite is OnNonfinite.SKIP:
             self._progress.say(f"warning: step {step} skipped, the weights are untouched: {found}")
             return
+        self._status.at(step, "the check of gradients")
         culprit = next(iter(found.tensors), 0)
         because = "" if self._engine.mesh.rank == culprit else f"stopped because of rank {culprit}: "
         raise NonfiniteError(f"{because}{found}; the weights are those before step {step}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from meshwright.arch.parameters import tensors
 from meshwright.comm.gather import gather_text
 from meshwright.data import Batch
 from meshwright.parallel.engine import Engine
@@ -57,6 +58,7 @@ def blame(engine: Engine, batch: Batch, learning_rate: float) -> Blame:
 class _Look:
     def __init__(self, engine: Engine) -> None:
         self._stores = engine.stores
+        self._order = {tensor.name: place for place, tensor in enumerate(tensors(engine.plan.arch))}
         self._summed: set[int] = set()
         self.found = ""
 
@@ -75,6 +77,8 @@ class _Look:
 
     def _look_at(self, store: Store) -> None:
         gradient = store.seal()
-        for segment in reversed(store.bucket.segments):  # a backward pass meets the last tensor first
+        # A backward pass meets the tensor that is used last first.
+        backwards = sorted(store.bucket.segments, key=lambda segment: self._order[segment.name], reverse=True)
+        for segment in backwards:
             if not self.found and not bool(torch.isfinite(gradient[segment.offset : segment.stop]).all()):
                 self.found = segment.name

@@ -132,7 +132,12 @@ def sample(engine: Engine, dataset: Dataset) -> Iterator[str]:
     text = dataset.decode([*prompt, *tokens])
     yield ""
     yield f"a sample ({len(tokens)} tokens after {_PROMPT!r}, temperature {_TEMPERATURE}):"
-    yield from (f"  | {line}" for line in text.splitlines())
+    yield from (f"  | {_printable(line)}" for line in text.splitlines())
+
+
+def _printable(line: str) -> str:
+    """A model may write any byte; a terminal must not obey it."""
+    return "".join(mark if mark.isprintable() else "·" for mark in line.expandtabs())
 
 
 def job_rate(figures: Mapping[str, Any], outcome: Outcome) -> float:
