@@ -1,0 +1,92 @@
+"""The explain command tells the plan without starting anything and without torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from meshwright.cli.main import main
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["explain", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_plan_in_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys, "mesh.dp=2")
+    for section in ("plan:", "model:", "batch:", "mesh:", "buckets of rank 0:", "sent by rank 0 in a step:"):
+        assert section in text.splitlines()
+    assert "16 = 4 sequences a micro-batch x 2 micro-batches x 2 batch ranks" in text
+    assert "3,083,008 parameters" in text
+
+
+def test_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys, "mesh.dp=4", "--rank", "3")
+    assert text.startswith("rank 3 of 4: dp 3 of 4\n")
+    assert "group dense: ranks 0, 1, 2, 3" in text
+    assert "layers.3.mlp.down.weight" in text
+    assert "all_reduce" in text
+
+
+def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys, "mesh.dp=2", "--program")
+    assert "backward of micro-batch 1, layer 0" in text
+    assert "program of rank 0, evaluation:" in text
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = json.loads(told(capsys, "mesh.dp=fill", "--ranks", "4", "--json"))
+    assert (plan["ranks"], plan["accumulation"], plan["parameters"]) == (4, 1, 3_083_008)
+    rank = json.loads(told(capsys, "mesh.dp=2", "--rank", "1", "--json"))
+    assert rank["coordinates"]["dp"] == 1
+    assert rank["groups"]["dense"] == [0, 1]
+    assert sum(row["calls"] for row in rank["traffic"]) == 9
+    held = {piece["tensor"]: piece["stop"] for piece in rank["pieces"]}
+    assert held["embedding.weight"] == [257, 256]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rank", "2"], "--rank 2: the mesh has 2 ranks; what works: 0 to 1"),
+        (["--ranks", "3"], "3 ranks were started"),
+        (["mesh.dp=3"], "must be a multiple of micro x dp 3"),
+        (["mesh.dp=fill"], "--ranks N"),
+        (["mesh.tp=2", "parallel.compile=true"], "is not built yet"),
+        (["--ranks", "0"], "0 is no number of at least 1"),
+    ],
+)
+def test_a_wrong_request(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert main(["explain", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+
+
+_QUIET = """
+import sys
+from meshwright.cli.main import main
+code = main(sys.argv[1:])
+assert "torch" not in sys.modules, "torch was imported"
+raise SystemExit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["explain", "--rank", "1"], 0),
+        (["train", "batch.global=15"], 2),
+        (["train", "data.source=there/is/nothing.txt"], 2),
+        (["train", "model.vocab=100"], 2),
+    ],
+)
+def test_torch_is_left_alone_until_something_runs(words: list[str], code: int, tmp_path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _QUIET, *words], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.returncode == code, done.stderr
+    assert not list(tmp_path.glob("runs/demo"))
