@@ -2,8 +2,9 @@
 
 Order of execution
 ------------------
-start values, forward: trained tokens, what leaves each unit, the loss of step 0, backward: gradients from the head to
-the embedding, the norm, then weights after the first step, losses and norms of later steps, weights after the last.
+start values, forward: samples, trained tokens, what leaves each unit, the losses of training and of evaluation on step
+0, backward: gradients from the head to the embedding, the norm, then weights after the first step, losses and norms of
+later steps, weights after the last.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def compare(plan: Plan, reports: Sequence[RankReport], reference: Figures, band:
     parameters = {quantity: value for quantity, value in figures.items() if quantity.kind is not Kind.ACTIVATION}
     worst = max(parameters, key=parameters.__getitem__, default=None)
     return Comparison(
-        loss=judge.largest_number("losses", reference.losses),
+        loss=max(judge.largest_number("losses", reference.losses), judge.evaluation_figure()),
         gradient=largest(Kind.GRADIENT),
         norm=judge.largest_number("norms", reference.norms),
         update=largest(*_WEIGHTS),
@@ -129,9 +130,9 @@ class _Judge:
         later = range(1, len(self.reference.losses))
         match kind:
             case Kind.START:
-                return [lambda: self._counts()]
+                return [self._counts]
             case Kind.ACTIVATION:
-                return [lambda: self._number("loss", 0)]
+                return [lambda: self._number("loss", 0), self._evaluation]
             case Kind.GRADIENT:
                 return [lambda: self._number("norm", 0)]
             case Kind.FIRST:
@@ -198,6 +199,14 @@ class _Judge:
             return Verdict("samples", "of step 0", math.inf, None, Likely(Cause.ROWS, text))
         return None
 
+    def _evaluation(self) -> Verdict | None:
+        for report in self.reports:
+            size = relative(report.evaluation, self.reference.evaluation)
+            if size > self.band.loss:
+                likely = self._likely_number(report.evaluation, self.reference.evaluation)
+                return Verdict("evaluation loss", "of step 0", size, report.rank, likely)
+        return None
+
     def _counts(self) -> Verdict | None:
         for step, expected in enumerate(self.reference.counts):
             for report in self.reports:
@@ -215,12 +224,17 @@ class _Judge:
             actual: float = getattr(report, attribute)[step]
             size = relative(actual, expected)
             if size > allowed:
-                ratio = actual / expected if expected and math.isfinite(actual) else math.inf
-                likely = likely_factor(self.plan, ratio)
-                if not math.isfinite(actual):
-                    likely = Likely(Cause.NONFINITE, f"it is {actual}")
+                likely = self._likely_number(actual, expected)
                 return Verdict(name, f"of step {step}", size, report.rank, likely)
         return None
+
+    def _likely_number(self, actual: float, expected: float) -> Likely:
+        if not math.isfinite(actual):
+            return Likely(Cause.NONFINITE, f"it is {actual}")
+        return likely_factor(self.plan, actual / expected if expected else math.inf)
+
+    def evaluation_figure(self) -> float:
+        return max(relative(report.evaluation, self.reference.evaluation) for report in self.reports)
 
     def largest_number(self, attribute: str, expected: Sequence[float]) -> float:
         return max(

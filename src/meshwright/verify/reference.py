@@ -28,6 +28,7 @@ def run_reference(plan: Plan, batches: Sequence[Batch], rate: float, folder: Pat
     initialise(model, plan.arch, plan.seed)
     optimizer = _optimizer(model, plan.optimizer, rate)
     recorded: dict[Quantity, Tensor] = _weights(model, Kind.START)
+    evaluation = _evaluation(model, plan, batches[0])
     losses, norms, counts = [], [], []
     for step, batch in enumerate(batches):
         optimizer.zero_grad()
@@ -45,7 +46,7 @@ def run_reference(plan: Plan, batches: Sequence[Batch], rate: float, folder: Pat
             recorded |= _weights(model, _WEIGHTS_AFTER[step + 1])
     largest = {quantity.key: float(tensor.abs().max()) for quantity, tensor in recorded.items()}
     shapes = {quantity.key: tuple(tensor.shape) for quantity, tensor in recorded.items()}
-    figures = Figures(tuple(losses), tuple(norms), tuple(counts), largest, shapes)
+    figures = Figures(evaluation, tuple(losses), tuple(norms), tuple(counts), largest, shapes)
     write_reference(folder, recorded, figures)
     return figures
 
@@ -54,6 +55,14 @@ def _loss(model: Decoder, plan: Plan, batch: Batch) -> Tensor:
     rows = rows_to_torch(batch.rows, plan.arch, seed=plan.seed, dtype=torch.float64)
     count = torch.tensor(batch.trained_tokens)
     return model.loss(torch.from_numpy(batch.inputs), rows, torch.from_numpy(batch.labels), count)
+
+
+@torch.no_grad()
+def _evaluation(model: Decoder, plan: Plan, batch: Batch) -> float:
+    model.eval()
+    loss = float(_loss(model, plan, batch))
+    model.train()
+    return loss
 
 
 def _optimizer(model: nn.Module, settings: Optimizer, rate: float) -> torch.optim.Optimizer:

@@ -27,10 +27,14 @@ _COMPARED_AFTER = {1: Kind.FIRST, STEPS: Kind.LAST}
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one rank saw of one rung with one optimizer; losses, norms and counts have one entry a step."""
+    """What one rank saw of one rung with one optimizer; losses, norms and counts have one entry a step.
+
+    `evaluation` is the mean loss of step 0's batch at the start values.
+    """
 
     rank: int
     optimizer: OptimizerKind
+    evaluation: float
     losses: tuple[float, ...]
     norms: tuple[float, ...]
     counts: tuple[int, ...]
@@ -60,6 +64,7 @@ def _train(
     engine = Engine(plan, mesh, device)
     probe = Probe(engine, reference, band)
     probe.weights(Kind.START)
+    evaluated = engine.evaluate(share[0])
     results: list[StepResult] = []
     probe.watch(lambda: results.append(engine.step(share[0], RATES[kind])))
     for done in range(1, len(share) + 1):
@@ -70,6 +75,7 @@ def _train(
     return RankReport(
         mesh.rank,
         kind,
+        evaluated.loss_sum / max(evaluated.trained_tokens, 1),
         tuple(result.loss for result in results),
         tuple(result.grad_norm for result in results),
         tuple(result.trained_tokens for result in results),

@@ -3,7 +3,7 @@
     activation/<unit>          (G, S, D) what leaves the unit in step 0; G sequences in order of sample
     gradient/<tensor>          of the summed loss of step 0, before clipping
     weight.<k>/<tensor>        after k optimizer steps; 0: start values
-    figures.json               loss, norm and count of each step, largest magnitudes
+    figures.json               loss, norm and count of each step, evaluation loss, largest magnitudes
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Numbers of the reference. `losses`, `norms` and `counts` have one entry a step."""
+    """Numbers of the reference. `losses`, `norms` and `counts` have one entry a step; `evaluation` is the mean loss of
+    step 0's batch at the start values, without dropout."""
 
+    evaluation: float
     losses: tuple[float, ...]
     norms: tuple[float, ...]
     counts: tuple[int, ...]
@@ -77,6 +79,7 @@ class ReferenceFile:
     def __init__(self, folder: Path) -> None:
         stored: dict[str, Any] = json.loads((folder / "figures.json").read_text())
         self.figures = Figures(
+            evaluation=stored["evaluation"],
             losses=tuple(stored["losses"]),
             norms=tuple(stored["norms"]),
             counts=tuple(stored["counts"]),

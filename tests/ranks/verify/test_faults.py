@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import nn
 
 from meshwright.comm.operations import Handle
 from meshwright.data.batch import Batch
@@ -20,6 +19,7 @@ from meshwright.launch.join import leave
 from meshwright.model import attention
 from meshwright.optim import update
 from meshwright.parallel import executor
+from meshwright.parallel.engine import Engine, Evaluation
 from meshwright.parallel.executor import Executor
 from meshwright.parallel.store import Store
 from meshwright.plan.action import Action, What
@@ -51,6 +51,26 @@ def no_fault(rank: int) -> Any:
 def local_count(rank: int) -> Any:
     """Each rank divides by its own tokens."""
     return _method(Executor, "_count", lambda original, self, action: Handle())
+
+
+def local_evaluation(rank: int) -> Any:
+    """Each rank tells the mean over its own sequences."""
+
+    def evaluate(original: Any, self: Engine, batch: Batch) -> Evaluation:
+        found = original(self, batch)
+        return replace(found, trained_tokens=batch.trained_tokens)
+
+    return _method(Engine, "evaluate", evaluate)
+
+
+def doubled_evaluation(rank: int) -> Any:
+    """A factor that training cancels and evaluation does not."""
+
+    def evaluate(original: Any, self: Engine, batch: Batch) -> Evaluation:
+        found = original(self, batch)
+        return replace(found, loss_sum=2 * found.loss_sum)
+
+    return _method(Engine, "evaluate", evaluate)
 
 
 def wrong_slice(rank: int) -> Any:
@@ -96,11 +116,13 @@ def twice_averaged(rank: int) -> Any:
 def overwritten(rank: int) -> Any:
     """A micro-batch overwrites what the one before left."""
 
-    def collect(original: Any, self: Store, names: Any) -> None:
-        self._written.clear()
-        original(self, names)
+    def backward(original: Any, self: Executor, action: Action) -> None:
+        for store in self.stores:
+            if action.unit in store.bucket.units:
+                store._written.clear()
+        original(self, action)
 
-    return _method(Store, "collect", collect)
+    return _method(Executor, "_backward", backward)
 
 
 def local_norm(rank: int) -> Any:
@@ -165,40 +187,35 @@ def drifting_copy(rank: int) -> Any:
     return _method(Store, "publish_own", publish)
 
 
+def _changed_gradient(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The gradient of one parameter, summed over the micro-batches, is changed before it is summed over ranks."""
+
+    def seal(original: Any, self: Store) -> torch.Tensor:
+        if self._sealed:
+            return original(self)
+        whole = original(self)
+        for segment in self.bucket.segments:
+            if segment.name == name:
+                view = whole[segment.offset : segment.stop].view(segment.shape)
+                view.copy_(change(view))
+        return whole
+
+    return _method(Store, "seal", seal)
+
+
 def rolled_rows(rank: int) -> Any:
     """Rows of one gradient lie one place too far."""
-
-    def collect(original: Any, self: Store, names: Any) -> None:
-        parameter = self.parameters.get("layers.1.attention.query.weight")
-        if parameter is not None and parameter.grad is not None:
-            parameter.grad = parameter.grad.roll(1, 0)
-        original(self, names)
-
-    return _method(Store, "collect", collect)
+    return _changed_gradient("layers.1.attention.query.weight", lambda gradient: gradient.roll(1, 0))
 
 
 def single_precision(rank: int) -> Any:
     """The head's gradient passes through float32."""
-
-    def collect(original: Any, self: Store, names: Any) -> None:
-        for parameter in self.parameters.values():
-            if parameter.grad is not None and parameter.shape[0] == 257:
-                parameter.grad = parameter.grad.float().double()
-        original(self, names)
-
-    return _method(Store, "collect", collect)
+    return _changed_gradient("head.weight", lambda gradient: gradient.float().double())
 
 
 def unwritten(rank: int) -> Any:
     """One parameter is cut from the graph."""
-
-    def collect(original: Any, self: Store, names: Any) -> None:
-        original(self, [name for name in names if name != "layers.0.attention.value.weight"])
-        value = self.parameters.get("layers.0.attention.value.weight")
-        if isinstance(value, nn.Parameter):
-            value.grad = None
-
-    return _method(Store, "collect", collect)
+    return _changed_gradient("layers.0.attention.value.weight", torch.zeros_like)
 
 
 def forgotten_state(rank: int) -> Any:
@@ -228,6 +245,8 @@ class Case:
 CASES = [
     Case("no fault", no_fault, None, None),
     Case("local count", local_count, "trained tokens", Cause.MISSING_SUM),
+    Case("local evaluation", local_evaluation, "evaluation loss", Cause.FACTOR),
+    Case("doubled evaluation", doubled_evaluation, "evaluation loss", Cause.FACTOR, "which is dp"),
     Case("wrong slice", wrong_slice, "samples", Cause.ROWS, "read by no rank"),
     Case("unsummed block", unsummed_block, "layers.0.mlp.down.weight", Cause.MISSING_SUM, "dp"),
     Case("averaged", averaged, "head.weight", Cause.FACTOR, "which is 1/dp"),

@@ -14,7 +14,7 @@ from meshwright.verify.trace import Figures, Kind
 from tests.unit.plan.plans import make_plan
 
 LARGEST = {"weight.0/w": 0.1, "weight.5/w": 0.1, "gradient/w": 0.05}
-FIGURES = Figures((5.5,) * STEPS, (1.0,) * STEPS, (100,) * STEPS, LARGEST, dict.fromkeys(LARGEST, (1,)))
+FIGURES = Figures(5.5, (5.5,) * STEPS, (1.0,) * STEPS, (100,) * STEPS, LARGEST, dict.fromkeys(LARGEST, (1,)))
 
 
 def plan_in(dtype: Dtype, kind: OptimizerKind = OptimizerKind.SGD) -> Plan:

@@ -8,7 +8,7 @@ from meshwright.verify.trace import Figures, Kind, Quantity
 
 def test_a_tensor_of_zeros_has_the_scale_of_its_kind() -> None:
     largest = {"gradient/zero": 0.0, "gradient/large": 8.0, "weight.0/zero": 500.0}
-    figures = Figures((), (), (), largest, dict.fromkeys(largest, (1,)))
+    figures = Figures(0.0, (), (), (), largest, dict.fromkeys(largest, (1,)))
     assert scale(figures, Quantity(Kind.GRADIENT, "zero")) == 8e-3
     assert scale(figures, Quantity(Kind.GRADIENT, "large")) == 8.0
     assert figure(8e-6, scale(figures, Quantity(Kind.GRADIENT, "zero"))) == 1e-3

@@ -52,6 +52,7 @@ def test_the_loss_is_the_mean_over_trained_tokens(tmp_path: Path) -> None:
     labels = batch.labels.reshape(-1)
     losses = np.log(np.exp(scores).sum(1))[labels >= 0] - scores[labels >= 0, labels[labels >= 0]]
     assert abs(losses.mean() / figures.losses[0] - 1) < 1e-14
+    assert figures.evaluation == figures.losses[0]  # no dropout: training and evaluation see one function
 
 
 def test_adamw_decays_matrices_and_no_gains(tmp_path: Path) -> None:
