@@ -1,1 +1,33 @@
-"""Meshwright: trains transformer language models on a process mesh."""
+"""Meshwright: trains transformer language models on a process mesh.
+
+    import meshwright as mw
+    mesh = mw.Mesh(dp=2)                # degrees; joins the default process group on mesh.start()
+    plan = mw.plan("run.toml")          # frozen: plan.math, plan.layout, plan.degrees, ...
+
+Importing this package imports no torch; a name that needs it does so when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshwright.comm.mesh import Mesh
+    from meshwright.plan.front import plan_run as plan
+
+__all__ = ["Mesh", "plan"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "plan":
+        return import_module("meshwright.plan")  # a package that may be called
+    if name == "Mesh":
+        from meshwright.comm.mesh import Mesh
+
+        return Mesh
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
