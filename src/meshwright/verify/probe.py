@@ -23,7 +23,7 @@ from meshwright.parallel.engine import Engine
 from meshwright.plan.action import Action, Op
 from meshwright.plan.stages import stage_units
 from meshwright.verify.bands import Band
-from meshwright.verify.figure import scale
+from meshwright.verify.figure import figure, scale
 from meshwright.verify.trace import Kind, Quantity, ReferenceFile
 from meshwright.verify.traits import Traits, largest_difference, traits_of
 
@@ -91,26 +91,29 @@ class Probe:
 
     def _placed(self, name: str, rows: Rows, x_ND: Tensor) -> Iterator[tuple[Piece, Tensor]]:
         """The output of a unit as rectangles (sequence, positions, features): one a run of neighbouring tokens."""
-        x_BSD = x_ND.view(*rows.offsets.shape, -1)
-        sequences = self.engine.plan.batch.sequences
-        for row, sample in enumerate(rows.sample_ids.tolist()):
-            if not 0 <= sample < sequences:
+        samples_N = rows.sample_ids.repeat_interleave(rows.offsets.shape[1])
+        offsets_N = rows.offsets.flatten()
+        if len(x_ND) < len(offsets_N):  # sequence parallel: this rank's chunk of the stream
+            degrees, at = self.engine.plan.degrees, self.engine.mesh.coordinates
+            samples_N, offsets_N = samples_N.chunk(degrees.tp)[at.tp], offsets_N.chunk(degrees.tp)[at.tp]
+        for low, high in _runs(samples_N, offsets_N):
+            sample, first = int(samples_N[low]), int(offsets_N[low])
+            if 0 <= sample < self.engine.plan.batch.sequences:
+                box = Rectangle((sample, first, rows.first_feature), (1, high - low, x_ND.shape[1]))
+                yield Piece(name, box), x_ND[low:high].unsqueeze(0)
+            else:
                 self.strays.append(sample)
-                continue
-            for low, high, first in _runs(rows.offsets[row]):
-                start = (sample, first, rows.first_feature)
-                yield Piece(name, Rectangle(start, (1, high - low, x_BSD.shape[-1]))), x_BSD[row : row + 1, low:high]
 
     def _compare(self, kind: Kind, held: Held) -> None:
         for piece, view in held.items():
             quantity = Quantity(kind, piece.tensor)
             expected = self.reference.read(kind, piece)
             difference = largest_difference(view, expected)
-            allowed = self.band.of(kind) * scale(self.reference.figures, quantity)
+            divisor, allowed = scale(self.reference.figures, quantity), self.band.of(kind)
             traits = None
-            if difference > allowed:
+            if figure(difference, divisor) > allowed:
                 along = self._extended(quantity, piece.rectangle)
-                traits = traits_of(view, expected, piece.rectangle.start, allowed, along)
+                traits = traits_of(view, expected, piece.rectangle.start, allowed * divisor, along)
             digest = fingerprint(view, piece.rectangle)
             self.findings.append(Finding(quantity, piece.rectangle, difference, digest, traits))
 
@@ -126,9 +129,8 @@ class Probe:
         return along
 
 
-def _runs(offsets_S: Tensor) -> Iterator[tuple[int, int, int]]:
-    """Runs of neighbouring tokens: (first column, last column + 1, offset of the first)."""
-    breaks = (torch.diff(offsets_S) != 1).nonzero().flatten().add(1).tolist()
-    bounds = [0, *breaks, len(offsets_S)]
-    for low, high in pairwise(bounds):
-        yield low, high, int(offsets_S[low])
+def _runs(samples_N: Tensor, offsets_N: Tensor) -> Iterator[tuple[int, int]]:
+    """Runs of tokens that are neighbours in one sequence: (first, last + 1)."""
+    apart = (torch.diff(samples_N) != 0) | (torch.diff(offsets_N) != 1)
+    bounds = [0, *apart.nonzero().flatten().add(1).tolist(), len(offsets_N)]
+    yield from pairwise(bounds)
