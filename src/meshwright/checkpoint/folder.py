@@ -25,7 +25,16 @@ from meshwright.checkpoint.errors import CheckpointError, DamagedError
 from meshwright.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from meshwright.checkpoint.storage import Local, Storage, open_storage
 
-__all__ = ["LATEST", "Draft", "Folder", "find_checkpoint", "step_name"]
+__all__ = [
+    "CHECKPOINTS",
+    "LATEST",
+    "Draft",
+    "Folder",
+    "disk_full",
+    "find_checkpoint",
+    "load_manifest",
+    "step_name",
+]
 
 CHECKPOINTS, LATEST = "checkpoints", "latest"
 _STEP = re.compile(r"step-(\d{8,18})")

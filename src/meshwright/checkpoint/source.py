@@ -5,8 +5,7 @@
     wanted              ####  ####  ####                    a rectangle of it
 
 A block holds a flat range of a stored tensor, that is a few rectangles (`flat_rectangles`); what they share with the
-wanted ones is copied to where it belongs, cast on the way. A file that another program wrote may store a tensor
-transposed or several logical tensors in one: `Stored` says how its axes and corner map to logical ones.
+wanted ones is copied to where it belongs, cast and turned on the way (`boxes`).
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from meshwright.checkpoint.boxes import Part
 from meshwright.checkpoint.errors import DamagedError
 from meshwright.checkpoint.manifest import BLOCK_BYTES, FileEntry, Manifest
 from meshwright.checkpoint.storage import Reading, Storage
@@ -43,33 +43,17 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A logical piece in a file.
+    """At byte `offset` of a file a row-major `box` of `dtype` begins; `part` of it is a logical piece."""
 
-    At byte `offset` a row-major `box` of `dtype` begins. The piece is the part of the box at `corner`, its axes
-    permuted: logical dim d is dim `permutation[d]` of the box.
-    """
-
-    piece: Piece
+    part: Part
     file: int
     offset: int
     dtype: torch.dtype
     box: tuple[int, ...]
-    corner: tuple[int, ...]
-    permutation: tuple[int, ...]
 
-    @classmethod
-    def plain(cls, piece: Piece, file: int, offset: int, dtype: torch.dtype) -> Stored:
-        """A piece stored as it is."""
-        extent = piece.rectangle.extent
-        return cls(piece, file, offset, dtype, extent, (0,) * len(extent), tuple(range(len(extent))))
-
-    def in_box(self, logical: Rectangle) -> Rectangle:
-        """Where a rectangle of the logical tensor lies in the box."""
-        inner = logical.within(self.piece.rectangle)
-        start, extent = list(self.corner), list(self.box)
-        for dim, axis in enumerate(self.permutation):
-            start[axis], extent[axis] = self.corner[axis] + inner.start[dim], inner.extent[dim]
-        return Rectangle(tuple(start), tuple(extent))
+    @property
+    def piece(self) -> Piece:
+        return self.part.piece
 
 
 @dataclass(frozen=True)
@@ -104,7 +88,13 @@ def checkpoint_source(storage: Storage, path: str, manifest: Manifest) -> Source
         for file in manifest.files
     )
     stored = tuple(
-        Stored.plain(Piece(tensor.name, piece.rectangle), piece.file, piece.offset, tensor.dtype)
+        Stored(
+            Part.plain(Piece(tensor.name, piece.rectangle)),
+            piece.file,
+            piece.offset,
+            tensor.dtype,
+            piece.rectangle.extent,
+        )
         for tensor in manifest.tensors
         for piece in tensor.pieces
     )
@@ -127,7 +117,7 @@ def fill(source: Source, target: Held) -> None:
     for move in planned:
         stored = source.stored[_number(move)]
         landing = views.view(Piece(move.tensor, move.rectangle))
-        by_file[stored.file].append(_Job(stored, stored.in_box(move.rectangle), landing))
+        by_file[stored.file].append(_Job(stored, stored.part.box_of(move.rectangle), landing))
     for number in sorted(by_file):
         _fill_from(source, source.files[number], by_file[number])
 
@@ -161,11 +151,12 @@ class _Job:
             here = block[where : where + rectangle.numel * size].view(stored.dtype).view(rectangle.extent)
             part = narrow(here, shared.within(rectangle))
             inner = shared.within(self.wanted)
-            place = Rectangle(
-                tuple(inner.start[axis] for axis in stored.permutation),
-                tuple(inner.extent[axis] for axis in stored.permutation),
-            )
-            narrow(self.landing, place).copy_(part.permute(stored.permutation).view(place.extent))
+            place = Rectangle(_turned(inner.start, stored.part), _turned(inner.extent, stored.part))
+            narrow(self.landing, place).copy_(stored.part.turned(part).reshape(place.extent))
+
+
+def _turned(dims: tuple[int, ...], part: Part) -> tuple[int, ...]:
+    return tuple(dims[axis] for axis in part.permutation)
 
 
 def _fill_from(source: Source, file: SourceFile, jobs: Sequence[_Job]) -> None:

@@ -1,0 +1,113 @@
+"""Reading a whole checkpoint to say whether every byte of it is what was written."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from meshwright.checkpoint.container import read_container
+from meshwright.checkpoint.errors import DamagedError
+from meshwright.checkpoint.fingerprint import fingerprint
+from meshwright.checkpoint.folder import load_manifest
+from meshwright.checkpoint.manifest import MANIFEST, Manifest
+from meshwright.checkpoint.source import Source, SourceFile, Stored, check_size, checkpoint_source, read_block
+from meshwright.checkpoint.storage import Reading, Storage
+from meshwright.layout.fingerprint import add, shown
+from meshwright.layout.rectangles import Rectangle, flat_rectangles
+
+__all__ = ["Checked", "check_checkpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """`problems` in the order of files; empty where the checkpoint is whole. `manifest` None where it is damaged."""
+
+    manifest: Manifest | None
+    problems: tuple[DamagedError, ...]
+
+
+def check_checkpoint(
+    storage: Storage, path: str, told: Callable[[str, int], None] = lambda file, done: None
+) -> Checked:
+    """Every size, header, block and fingerprint of a checkpoint, in constant memory. `told(file, bytes)` as it goes."""
+    try:
+        manifest = load_manifest(storage, path)
+    except DamagedError as error:
+        return Checked(None, (error,))
+    source = checkpoint_source(storage, path, manifest)
+    problems: list[DamagedError] = []
+    prints: dict[str, int] = defaultdict(int)
+    for number, file in enumerate(source.files):
+        stored = [each for each in source.stored if each.file == number]
+        try:
+            _check_file(source, file, stored, prints, problems, told)
+        except DamagedError as error:
+            problems.append(error)
+    if not problems:
+        for tensor in manifest.tensors:
+            if prints[tensor.name] != tensor.fingerprint:
+                where = storage.where(f"{path}/{MANIFEST}" if path else MANIFEST)
+                expected, actual = shown(tensor.fingerprint), shown(prints[tensor.name])
+                problems.append(
+                    DamagedError(where, "the fingerprint", tensor=tensor.name, expected=expected, actual=actual)
+                )
+    return Checked(manifest, tuple(problems))
+
+
+def _check_file(
+    source: Source, file: SourceFile, stored: list[Stored], prints: dict[str, int], problems: list[DamagedError],
+    told: Callable[[str, int], None],
+) -> None:  # fmt: skip
+    reading = source.storage.open(file.path)
+    try:
+        check_size(source.storage.where(file.path), reading, file)
+        buffer = bytearray(min(file.block_bytes, file.num_bytes))
+        damaged = False
+        for number in range(len(file.digests)):
+            begin = number * file.block_bytes
+            size = min(file.block_bytes, file.num_bytes - begin)
+            try:
+                read_block(source, file, reading, number, memoryview(buffer)[:size])
+            except DamagedError as error:
+                problems.append(error)
+                damaged = True
+                continue
+            _sign(torch.frombuffer(buffer, dtype=torch.uint8, count=size), begin, stored, prints)
+            told(source.storage.where(file.path), begin + size)
+        if not damaged:
+            _check_header(source, file, reading, stored)
+    finally:
+        reading.close()
+
+
+def _sign(block: torch.Tensor, begin: int, stored: list[Stored], prints: dict[str, int]) -> None:
+    """Add what a block holds to the fingerprints of its tensors."""
+    for each in stored:
+        size = each.dtype.itemsize
+        first = max(begin - each.offset, 0) // size
+        last = min((begin + block.numel() - each.offset) // size, math.prod(each.box))
+        for rectangle, flat in flat_rectangles(each.box, first, last):
+            where = each.offset + flat * size - begin
+            values = block[where : where + rectangle.numel * size].view(each.dtype).view(rectangle.extent)
+            corner = each.piece.rectangle.start
+            start = tuple(a + b for a, b in zip(corner, rectangle.start, strict=True))
+            part = fingerprint(values, Rectangle(start, rectangle.extent))
+            prints[each.piece.tensor] = add((prints[each.piece.tensor], part))
+
+
+def _check_header(source: Source, file: SourceFile, reading: Reading, stored: list[Stored]) -> None:
+    """The safetensors header, which other programs read, says the same as the manifest."""
+    where = source.storage.where(file.path)
+
+    def read(offset: int, length: int) -> bytes:
+        buffer = bytearray(length)
+        reading.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    header = {(entry.offset, entry.dtype, entry.shape) for entry in read_container(read, file.num_bytes, where)}
+    if header != {(each.offset, each.dtype, each.box) for each in stored}:
+        raise DamagedError(where, "the header and the manifest name different tensors")

@@ -1,0 +1,1 @@
+"""Published checkpoints: folders of config.json and safetensors files, in and out."""

@@ -1,0 +1,65 @@
+"""A folder that appears whole or not at all: what commands write."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from meshwright.checkpoint.errors import CheckpointError
+from meshwright.checkpoint.folder import disk_full
+from meshwright.checkpoint.manifest import MANIFEST
+from meshwright.checkpoint.storage import Local, Storage, open_storage
+
+__all__ = ["NewFolder", "new_folder"]
+
+
+class NewFolder:
+    """A folder under way: files go to `path(name)`."""
+
+    def __init__(self, storage: Storage, final: str, token: str) -> None:
+        self.storage, self._final = storage, final
+        self.folder = f"{final}.tmp-{token}" if storage.renames else final
+
+    def data_name(self, rank: int) -> str:
+        return f"data-{rank:05d}.safetensors"
+
+    def path(self, name: str) -> str:
+        return f"{self.folder}/{name}" if self.folder else name
+
+    def finish(self, manifest: bytes | None) -> None:
+        """Publish it; a checkpoint's manifest comes last."""
+        if manifest is not None and self.storage.renames:
+            writing = self.storage.create(self.path(MANIFEST))
+            writing.write(manifest)
+            writing.finish()
+        elif manifest is not None:
+            self.storage.put(self.path(MANIFEST), manifest)
+        if self.storage.renames:
+            self.storage.rename(self.folder, self._final)
+
+
+@contextmanager
+def new_folder(out: str | Path, needed_bytes: int = 0) -> Iterator[NewFolder]:
+    """A new folder at `out`, which must not exist or be empty; it is removed again where its writing fails.
+
+    Raises CheckpointError where `out` holds something, or where fewer than `needed_bytes` are free.
+    """
+    whole = open_storage(out)
+    if whole.names(""):
+        raise CheckpointError(f"{out} exists and is not empty; nothing is overwritten")
+    free = whole.free_bytes()
+    if free is not None and free < needed_bytes:
+        raise CheckpointError(disk_full(needed_bytes, free, str(out)))
+    if whole.renames:
+        place = Path(whole.address).absolute()
+        draft = NewFolder(Local(place.parent), place.name, secrets.token_hex(4))
+        draft.storage.make(draft.folder)
+    else:
+        draft = NewFolder(whole, "", "")
+    try:
+        yield draft
+    except BaseException:
+        draft.storage.remove_folder(draft.folder)
+        raise
