@@ -3,40 +3,31 @@
     states        parameters, optimizer, master: there before the step and after it, exact to the byte
     buckets       whole parameters (ZeRO-3), gradients and their shards: exact to the byte
     activations   what units keep for their backward: the table of `arch/activations.py`
-    passing       values and cotangents between units and stages, gradients on their way into a bucket, what arrives in
-                  a direct reduce-scatter, logits and their gradients while the head runs: formulas
+    rows          what the model knows of its tokens, while a micro-batch is at work: rotary tables, masks, keys
+    passing       values and cotangents between units and stages, what arrives in a direct reduce-scatter, and what a
+                  unit holds only while it runs: the fullest moments of `arch/passing.py`
 
 The buffers are those of the hazards; here each has a size. Working memory inside kernels is not counted.
+
+    backward of a unit      passing, before     gradient buckets made     passing, after     graph given back
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 
 from meshwright.arch.activations import Setting, saved
-from meshwright.arch.arithmetic import OperationKind, operations
-from meshwright.arch.tensors import UnitKind
+from meshwright.arch.passing import Gradients, Moments, backward_passing, forward_passing, split_passing, stash_bytes
 from meshwright.config.choices import Documents, OptimizerKind
-from meshwright.plan.action import Action, Kind, Op, What
+from meshwright.plan.action import COMPUTE, Action, Kind, Op
 from meshwright.plan.buckets import Bucket, sharding_group
+from meshwright.plan.category import Category as Category
 from meshwright.plan.folds.touches import Buffer, Kept, Memory, Touches
 from meshwright.plan.folds.traffic import Operation, Transport, border_elements, transfer
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program, program
-
-
-class Category(StrEnum):
-    PARAMETERS = "parameters"
-    GRADIENTS = "gradients"
-    OPTIMIZER = "optimizer"
-    MASTER = "master"
-    ACTIVATIONS = "activations"
-    LOGITS = "logits"
-    BUFFERS = "buffers"
-
 
 Sizes = Mapping[Category, int]
 """Bytes by category."""
@@ -131,34 +122,61 @@ class _Run:
         self._memory = Memory(plan, steps)
         self._here = set(self._memory.at_start())
         self._in_place = plan.sharding.stage < 2  # a sum stays where the gradient was
+        used = [(action.micro, index) for index, action in enumerate(steps.actions) if action.op in COMPUTE]
+        self._last_use = dict(used)
+        self._first_use = dict(reversed(used))
         self.events: list[Event] = []
 
     def step(self, index: int, action: Action) -> None:
+        if self._first_use.get(action.micro) == index:
+            self._change(index, self._sizes.rows, 1)
         if action.op is Op.WAIT:
-            launched = self._steps.actions[action.of]
-            self._settle(index, self._memory.touches(launched))
-            self._change(index, self._arriving(launched), -1)
-            return
-        touches = self._memory.touches(action)
-        if action.launches:
+            self._settle(index, self._steps.actions[action.of])
+        elif action.launches:
+            touches = self._memory.touches(action)
             self._make(index, (each for each in (*touches.makes, *touches.adds) if not self._turns(each)))
             self._change(index, self._arriving(action), 1)
-        elif action.op in (Op.FORWARD, Op.RECOMPUTE):
-            self._free(index, touches.frees)  # the value that enters is the first thing that is kept
-            self._pass(index, action, touches)
         else:
-            self._pass(index, action, touches)
+            self._run(index, action, self._memory.touches(action))
+        if self._last_use.get(action.micro) == index:
+            self._change(index, self._sizes.rows, -1)
+
+    def _run(self, index: int, action: Action, touches: Touches) -> None:
+        of_head = action.op in COMPUTE and action.unit == self._plan.arch.head_unit
+        category = Category.LOGITS if of_head else Category.BUFFERS
+        if action.op in (Op.FORWARD, Op.RECOMPUTE):
+            self._free(index, touches.frees)  # the value that enters is the first thing that is kept
+            self._make(index, (*touches.makes, *touches.adds))
+            self._pass(index, self._sizes.of_forward(action), category)
+        elif action.op is Op.BACKWARD:
+            moments = self._sizes.of_backward(action)
+            self._pass(index, moments.before, category)
+            self._make(index, touches.adds)
+            self._pass(index, moments.after, category)
+            self._free(index, touches.frees)  # what they held becomes what is made
+            self._make(index, touches.makes)
+        else:
+            self._make(index, (*touches.makes, *touches.adds))
+            self._pass(index, self._sizes.of_rest(action))
             self._free(index, touches.frees)
 
-    def _pass(self, index: int, action: Action, touches: Touches) -> None:
-        self._make(index, (*touches.makes, *touches.adds))
-        passing = self._sizes.passing(action)
-        self._change(index, passing, 1)
-        self._change(index, passing, -1)
+    def _pass(self, index: int, num_bytes: int, category: Category = Category.BUFFERS) -> None:
+        if num_bytes > 0:
+            self._change(index, {category: num_bytes}, 1)
+            self._change(index, {category: num_bytes}, -1)
 
-    def _settle(self, index: int, touches: Touches) -> None:
-        self._free(index, touches.frees)
-        self._make(index, (*touches.makes, *touches.adds))
+    def _settle(self, index: int, launched: Action) -> None:
+        touches, arriving = self._memory.touches(launched), self._arriving(launched)
+        if arriving:
+            self._pass(index, self._total(launched))
+        made = (*touches.makes, *touches.adds)
+        if self._in_place:
+            self._free(index, touches.frees)
+            self._make(index, made)
+        else:  # a shard is copied out of the gradient, which is freed then
+            self._make(index, made)
+            self._free(index, touches.frees)
+        self._change(index, arriving, -1)
 
     def _turns(self, buffer: Buffer) -> bool:
         """Whether a buffer takes the place of what its launch frees, and so appears only at the wait."""
@@ -182,6 +200,11 @@ class _Run:
             return {}
         return {Category.BUFFERS: moved.payload_bytes // moved.ranks * (moved.ranks - 1)}
 
+    def _total(self, launched: Action) -> int:
+        """Their sum, before it is put in its place."""
+        moved = transfer(self._plan, self._steps, launched)
+        return moved.payload_bytes // moved.ranks if moved else 0
+
     def _change(self, index: int, sizes: Sizes, sign: int) -> None:
         self.events.extend(Event(index, category, sign * size) for category, size in sizes.items() if size)
 
@@ -198,7 +221,7 @@ class _Sizes:
         self._hidden = border_elements(plan) * self._compute
         units = sorted({unit for bucket in steps.buckets for unit in bucket.units})
         self._graphs = {unit: self._graph(unit) for unit in units}
-        self._own = {unit: self._own_gradients(unit) for unit in units}
+        self.rows = {Category.BUFFERS: self._rows(masked)}
 
     def of(self, buffer: Buffer) -> Sizes:
         match buffer.what:
@@ -209,7 +232,11 @@ class _Sizes:
             case Kept.GRAPH:
                 return self._graphs[buffer.first]
             case Kept.STASH:
-                return {Category.ACTIVATIONS: self._stash(buffer.first)}
+                return {
+                    Category.ACTIVATIONS: stash_bytes(
+                        self._plan.arch, buffer.first, self._setting, self._plan.precision.compute
+                    )
+                }
             case Kept.PARAMETERS:
                 return {Category.PARAMETERS: self._buckets[buffer.first].numel * self._compute}
             case Kept.GRADIENT:
@@ -221,18 +248,39 @@ class _Sizes:
             case _:
                 return {}
 
-    def passing(self, action: Action) -> Sizes:
-        """What lives only inside an action: the gradients of its parameters, logits and their gradients."""
-        sizes = dict.fromkeys((Category.BUFFERS, Category.LOGITS), 0)
-        if action.op in (Op.BACKWARD, Op.WEIGHT) and not action.split:
-            sizes[Category.BUFFERS] = self._own[action.unit]
-        if action.what is not What.LOSS and self._plan.arch.unit_kind(action.unit) is UnitKind.HEAD:
-            logits, precise = self._setting.tokens * self._plan.arch.vocab, max(4, self._compute)
-            if action.op is Op.FORWARD:
-                sizes[Category.LOGITS] = logits * (self._compute + (4 if self._compute < 4 else 0))
-            elif action.op is Op.BACKWARD:
-                sizes[Category.LOGITS] = 2 * logits * precise  # of the log-probabilities and of the logits
-        return sizes
+    def of_forward(self, action: Action) -> int:
+        return forward_passing(self._plan.arch, action.unit, self._setting, self._plan.precision.compute)
+
+    def of_backward(self, action: Action) -> Moments:
+        arch, compute = self._plan.arch, self._plan.precision.compute
+        if action.split:
+            return Moments(split_passing(arch, action.unit, self._setting, compute), 0)
+        return backward_passing(arch, action.unit, self._setting, compute, self._gradients(action.unit))
+
+    def of_rest(self, action: Action) -> int:
+        """Of weight work and updates: gradients on their way into a bucket, or out of it in the master's dtype."""
+        if action.op is Op.WEIGHT:
+            gradients = self._gradients(action.unit)
+            return 0 if gradients.in_place and action.unit else gradients.own
+        precision = self._plan.precision
+        if action.op is Op.UPDATE and precision.reduce is not precision.master:
+            return _shard(self._plan, self._buckets[action.bucket]) * precision.master.num_bytes
+        return 0
+
+    def _gradients(self, unit: int) -> Gradients:
+        segments = (each for b in self._buckets if unit in b.units and b.trainable for each in b.segments)
+        own = sum(segment.numel for segment in segments) * self._compute
+        in_place = self._plan.degrees.tp == 1 and not self._plan.execution.compile
+        return Gradients(in_place, self._compute != self._reduce, own)
+
+    def _rows(self, masked: bool) -> int:
+        """Keys of dropout, rotary tables and masks of one micro-batch."""
+        arch, setting = self._plan.arch, self._setting
+        ways = setting.sequences if masked else 1
+        tables = ways * setting.sequence * arch.head_dim * max(4, self._compute) if arch.rope is not None else 0
+        windows = {arch.window(layer) for layer in range(arch.layers)}
+        masks = sum(1 for window in windows if masked or 0 < window < setting.sequence) * ways * setting.sequence**2
+        return 8 * setting.tokens + tables + masks
 
     def _graph(self, unit: int) -> Sizes:
         sizes = dict.fromkeys((Category.ACTIVATIONS, Category.LOGITS), 0)
@@ -240,16 +288,6 @@ class _Sizes:
             category = Category.LOGITS if each.name.startswith("loss.") else Category.ACTIVATIONS
             sizes[category] += each.elements * each.role.num_bytes(self._plan.precision.compute)
         return sizes
-
-    def _own_gradients(self, unit: int) -> int:
-        segments = (each for b in self._buckets if unit in b.units and b.trainable for each in b.segments)
-        return sum(segment.numel for segment in segments) * self._compute
-
-    def _stash(self, unit: int) -> int:
-        """(input, gradient of the output) of every product."""
-        done = operations(self._plan.arch, unit, self._setting.tokens, self._setting.sequence)
-        kept = sum(each.read + each.written for each in done if each.kind is OperationKind.MATMUL)
-        return kept * self._compute
 
 
 def _shard(plan: Plan, bucket: Bucket) -> int:

@@ -1,0 +1,126 @@
+"""What a unit holds only while it runs, beside what its forward keeps for its backward: moments, in bytes.
+
+    forward     the last branch and its sum with the stream (block); logits beside log-probabilities (head)
+    backward    a graph gives back what it kept while gradients of it come to be: three moments may be the fullest
+
+                early     the gradients of a feed-forward's two factors exist, and nothing of attention is given back;
+                          of a head, the gradients of log-probabilities and of logits
+                middle    the gradients of the first half's weights are there; its activations are gone
+                late      every weight's gradient is there, all activations are gone
+
+A weight gradient that is a product written in place (`parallel/split.py`) is nobody's memory, where the flat gradient
+has the compute dtype; where it is wider, one product exists at a time. A split backward keeps the factors instead.
+Measured against the allocator's own events on one process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.arch.activations import Role, Setting, saved
+from meshwright.arch.arch import Arch
+from meshwright.arch.arithmetic import Operation, OperationKind, operations
+from meshwright.arch.tensors import UnitKind
+from meshwright.config.choices import Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Bytes beyond graph and cotangent, at their most: before the flat gradient is written first, and after."""
+
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """How weight gradients come to be. `own`: bytes of those that autograd makes, all parameters of a unit together."""
+
+    in_place: bool
+    narrow: bool
+    own: int
+
+
+def forward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:
+    """Bytes that a forward holds beyond what it keeps and what leaves it."""
+    width = compute.num_bytes
+    match arch.unit_kind(unit):
+        case UnitKind.EMBEDDING:
+            return 0
+        case UnitKind.BLOCK:
+            return setting.tokens * arch.hidden * width
+        case UnitKind.HEAD:
+            return setting.tokens * arch.vocab * (width + Role.UPCAST.num_bytes(compute))
+
+
+def backward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:
+    """The fullest moments of a backward that ends in the flat gradient."""
+    match arch.unit_kind(unit):
+        case UnitKind.EMBEDDING:
+            return Moments(gradients.own, gradients.own)
+        case UnitKind.BLOCK:
+            return _block(arch, unit, setting, compute, gradients)
+        case UnitKind.HEAD:
+            return _head(arch, unit, setting, compute, gradients)
+
+
+def split_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:
+    """The fullest moment of a backward that keeps the factors of its products: none is given back."""
+    if arch.unit_kind(unit) is UnitKind.HEAD:
+        return 2 * setting.tokens * arch.vocab * Role.PRECISE.num_bytes(compute)
+    if arch.unit_kind(unit) is UnitKind.EMBEDDING:
+        return 0
+    return (3 if arch.gated else 2) * setting.tokens * arch.ffn * compute.num_bytes
+
+
+def stash_bytes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:
+    """Factors of the weight products that a split backward leaves: each input once, each output's gradient."""
+    if arch.unit_kind(unit) is UnitKind.EMBEDDING:
+        return setting.tokens * arch.hidden * compute.num_bytes  # the cotangent: all of its backward is weight work
+    inputs: dict[str, int] = {}
+    outputs = 0
+    for each in _products(arch, unit, setting):
+        inputs[_input_of(each.name)] = each.m * each.k
+        outputs += each.m * each.n
+    return (sum(inputs.values()) + outputs) * compute.num_bytes
+
+
+def _block(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:
+    width, hidden = compute.num_bytes, setting.tokens * arch.hidden * compute.num_bytes
+    factors = (2 if arch.gated else 1) * setting.tokens * arch.ffn * width
+    weights = {each.name.rpartition(".")[2]: each.weight * width for each in _products(arch, unit, setting)}
+    down = weights.get("down", 0)
+    if gradients.in_place:
+        return Moments(0, max(factors, down) if gradients.narrow else factors)
+    kept = _kept(arch, unit, setting, compute)
+    first_half = sum(size for name, size in kept.items() if name.startswith("mlp."))
+    middle = sum(weights.get(name, 0) for name in ("gate", "up", "down")) + 2 * hidden - first_half
+    late = gradients.own + hidden - sum(kept.values())
+    return Moments(max(factors + down, middle), late)
+
+
+def _head(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:
+    logits, hidden = setting.tokens * arch.vocab, setting.tokens * arch.hidden * compute.num_bytes
+    precise = logits * Role.PRECISE.num_bytes(compute)
+    kept = sum(_kept(arch, unit, setting, compute).values())
+    at_product = logits * compute.num_bytes - precise  # log-probabilities are gone
+    if not gradients.in_place:
+        return Moments(max(2 * precise, at_product + gradients.own + hidden), gradients.own + hidden - kept)
+    product = arch.vocab * arch.hidden * compute.num_bytes if gradients.narrow else 0
+    return Moments(2 * precise, at_product + max(product, hidden))
+
+
+def _kept(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> dict[str, int]:
+    return {each.name: each.elements * each.role.num_bytes(compute) for each in saved(arch, unit, setting)}
+
+
+def _products(arch: Arch, unit: int, setting: Setting) -> list[Operation]:
+    done = operations(arch, unit, setting.tokens, setting.sequence)
+    return [each for each in done if each.kind is OperationKind.MATMUL]
+
+
+def _input_of(product: str) -> str:
+    """Products that read one tensor share its name."""
+    path, _, leaf = product.rpartition(".")
+    shared = {"query": "stream", "key": "stream", "value": "stream", "gate": "stream", "up": "stream"}
+    return f"{path}.{shared.get(leaf, leaf)}"
