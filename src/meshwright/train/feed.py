@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.config.errors import RequestError
+from meshwright.arch.checks import check_vocabulary
 from meshwright.data import Batch, Dataset, Split, evaluation_ids, open_dataset
 from meshwright.layout.groups import GroupName, groups
 from meshwright.layout.rows import Integers, part_of
@@ -52,13 +52,7 @@ class Feed:
 def open_corpus(job: Job) -> Dataset:
     """The job's data, tokenised at most once. Raises RequestError where it cannot be read or does not fit the model."""
     dataset = open_dataset(job.plan.data, job.cache)
-    vocab = job.plan.arch.vocab
-    if dataset.vocab_size > vocab:
-        raise RequestError(
-            f"model.vocab = {vocab}",
-            f"the data has {dataset.vocab_size} tokens",
-            (f"model.vocab = {dataset.vocab_size}",),
-        )
+    check_vocabulary(job.plan.arch, dataset.vocab_size)
     return dataset
 
 

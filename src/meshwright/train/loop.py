@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -40,6 +41,7 @@ from meshwright.train.nonfinite import NonfiniteError, blame
 from meshwright.train.outcome import Outcome
 from meshwright.train.stop import StopRequest
 from meshwright.train.where import Phases, where
+from meshwright.train.whole import whole_model
 
 __all__ = ["train", "train_joined"]
 
@@ -56,12 +58,7 @@ def train(place: Place, status: RankStatus, job: Job) -> Outcome:
 
 def train_joined(status: RankStatus, job: Job) -> Outcome:
     """Train as a rank of the default process group; a job of one rank needs none."""
-    degrees = job.plan.degrees
-    mesh = Mesh(
-        **{axis.value: degrees.on(axis) for axis in degrees.order},
-        order=degrees.order,
-        shard_within=job.plan.sharding.within,
-    ).start()
+    mesh = Mesh.of(job.plan).start()
     leads = mesh.rank == 0
     state = int(folder_state(job)) if leads else 0
     if gather_integers(mesh, [state])[0][0] == FolderState.FINISHED:  # rank 0 looked, all know
@@ -73,9 +70,12 @@ def train_joined(status: RankStatus, job: Job) -> Outcome:
         feed = rank_feed(job, mesh.rank)
         check_same_run(mesh, job.plan, feed.dataset.digest)
         status.at(None, "building the model")
-        engine = Engine(job.plan, mesh, device_of(job.device))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            engine = Engine(job.plan, mesh, device_of(job.device))
         progress = Progress(sys.stderr if job.quiet_stdout else sys.stdout, job.log_every, silent=not leads)
         progress.say(*story.beginning(job, feed.dataset, engine))
+        progress.say(*(f"warning: {each.message}" for each in told))
         stack.enter_context(progress)
         return _Loop(job, status, stop, engine, feed, journal, progress).run()
 
@@ -126,7 +126,9 @@ class _Loop:
             self._take_account()
         self._status.at(step, "writing figures")
         self._record(step, result, rate, seconds)
-        if not result.finite:
+        if result.overflowed:
+            self._progress.say(f"step {step}: the loss scale was too large and is now {result.loss_scale:g}")
+        elif not result.finite:
             self._refused(step, batch, rate)
         return result
 
@@ -197,9 +199,16 @@ class _Loop:
         if self._journal is not None:
             write_json(self._job.folder / LEDGER, figures)
             self._progress.say(*story.closing(self._job, self._account, self._outcome, figures))
-            if not self._outcome.stopped:
-                self._progress.say(*story.sample(self._engine, self._feed.dataset))
+        self._sample()
         return self._outcome
+
+    def _sample(self) -> None:
+        """A sample of text, where the model is small enough to stand on one rank and nobody asked to stop."""
+        if self._outcome.stopped or not story.may_sample(self._engine.plan):
+            return
+        model = whole_model(self._engine)
+        if model is not None:
+            self._progress.say(*story.sample(model, self._job.plan, self._feed.dataset))
 
     @contextmanager
     def _placed(self, step: int | None) -> Iterator[None]:

@@ -9,6 +9,7 @@ from meshwright.arch.arithmetic import parameters
 from meshwright.config.errors import RequestError
 from meshwright.data import Dataset
 from meshwright.layout.axes import Axis
+from meshwright.model.decoder import Decoder
 from meshwright.observe.figures import bytes_text, duration_text, rate_text, table_lines
 from meshwright.parallel.engine import Engine
 from meshwright.plan.folds.ledger import Row
@@ -20,10 +21,11 @@ from meshwright.train.generate import generate
 from meshwright.train.job import Job
 from meshwright.train.outcome import Outcome
 
-__all__ = ["beginning", "closing", "evaluation", "layout_text", "sample", "traffic"]
+__all__ = ["beginning", "closing", "evaluation", "layout_text", "may_sample", "sample", "traffic"]
 
 _PROMPT = "def "
-_SAMPLE_BYTES = 400
+_SAMPLE_TOKENS = 400
+_SAMPLE_PARAMETERS = 500_000_000
 _TEMPERATURE = 0.6
 
 
@@ -118,17 +120,19 @@ def closing(job: Job, account: Account, outcome: Outcome, figures: Mapping[str, 
     yield f"{ended}: {losses}{held_out}; files in {job.folder}"
 
 
-def sample(engine: Engine, dataset: Dataset) -> Iterator[str]:
-    """Text that the model writes, where it is whole on this rank and its tokens can be read."""
-    plan = engine.plan
-    if plan.degrees.pp * plan.degrees.tp > 1 or plan.sharding.stage == 3:
-        return
+def may_sample(plan: Plan) -> bool:
+    """Whether the whole model is small enough to be put on one rank for a look."""
+    return parameters(plan.arch) <= _SAMPLE_PARAMETERS
+
+
+def sample(model: Decoder, plan: Plan, dataset: Dataset) -> Iterator[str]:
+    """Text that the model writes; nothing where its tokens cannot be read."""
     try:
         prompt = dataset.encode(_PROMPT)
     except RequestError:  # tokens of an unknown tokenizer
         return
-    context, seed = plan.data.sequence_length, plan.seed
-    tokens = list(generate(engine.model, prompt, _SAMPLE_BYTES, context=context, temperature=_TEMPERATURE, seed=seed))
+    context = plan.data.sequence_length
+    tokens = list(generate(model, prompt, _SAMPLE_TOKENS, context=context, temperature=_TEMPERATURE, seed=plan.seed))
     text = dataset.decode([*prompt, *tokens])
     yield ""
     yield f"a sample ({len(tokens)} tokens after {_PROMPT!r}, temperature {_TEMPERATURE}):"
