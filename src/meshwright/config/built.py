@@ -32,16 +32,12 @@ class Unbuilt:
 
 UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("mesh.tp", "tensor parallelism"),
-    Unbuilt("mesh.pp", "pipeline parallelism"),
     Unbuilt("mesh.cp", "context parallelism"),
     Unbuilt("mesh.ep", "expert parallelism"),
     Unbuilt("parallel.zero", "ZeRO"),
     Unbuilt("parallel.zero_shard_within", "hybrid sharding"),
     Unbuilt("parallel.reshard_after_forward", "ZeRO stage 3"),
     Unbuilt("parallel.asynchronous_tensor", "tensor parallelism"),
-    Unbuilt("parallel.schedule", "pipeline parallelism"),
-    Unbuilt("parallel.chunks", "pipeline parallelism"),
-    Unbuilt("parallel.stages", "pipeline parallelism"),
     Unbuilt("parallel.context", "context parallelism"),
     Unbuilt("parallel.context_inner", "context parallelism"),
     Unbuilt("parallel.recompute", "recomputation"),

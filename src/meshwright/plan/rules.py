@@ -14,10 +14,12 @@ from meshwright.config.errors import RequestError
 from meshwright.plan.plan import ContextSplit, Plan
 from meshwright.plan.strategies import tensor
 
+SPLIT_SCHEDULES = (Schedule.ZB_H1, Schedule.ZB_V)
+
 
 def check_plan(plan: Plan) -> None:
     """Raise a RequestError with every rule that `plan` breaks."""
-    problems = [*_sizes(plan), *_batch(plan), *_stages(plan), *_sharding(plan), *tensor.problems(plan)]
+    problems = [*_sizes(plan), *_batch(plan), *_stages(plan), *_split(plan), *_sharding(plan), *tensor.problems(plan)]
     problems = problems or list(_canonical(plan))
     if problems:
         raise RequestError.joined(problems)
@@ -106,6 +108,17 @@ def _stages(plan: Plan) -> Iterator[RequestError]:
             f"parallel.stages = {list(stages)} (sum {sum(stages)})",
             f"must hold each of the {layers} blocks once",
             ('parallel.stages = "balanced"',),
+        )
+
+
+def _split(plan: Plan) -> Iterator[RequestError]:
+    """A compiled unit computes all its gradients at once: a split backward would leave nothing for later."""
+    schedule = plan.pipeline.schedule
+    if plan.execution.compile and plan.degrees.pp > 1 and schedule in SPLIT_SCHEDULES:
+        yield RequestError(
+            f'parallel.schedule = "{schedule}" with parallel.compile = true',
+            "a compiled unit computes all its gradients at once, so there are no weight products to put off",
+            ('parallel.schedule = "1f1b"', "parallel.compile = false"),
         )
 
 

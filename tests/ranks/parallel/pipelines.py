@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.arch.arch import Arch
+from meshwright.arch.parameters import tensors
+from meshwright.checkpoint.held import gradients, parameters
+from meshwright.comm.exchange import Held
 from meshwright.comm.mesh import Mesh
 from meshwright.config.choices import Recompute, Schedule
 from meshwright.layout.axes import Degrees
+from meshwright.layout.moves import Piece
 from meshwright.parallel.engine import Engine
-from meshwright.parallel.store import Store
 from meshwright.plan.action import Action, Op
 from meshwright.plan.plan import Batch, ContextSplit, Data, Execution, Optimizer, Pipeline, Plan, Precision, Sharding
 from meshwright.plan.plan import Start as StartValues
@@ -40,6 +43,8 @@ class Pipelined:
     chunks: int = 1
     dp: int = 1
     zero: int = 0
+    tp: int = 1
+    sequence: bool = False
     layers: int = 0
     stages: tuple[int, ...] = ()
     tied: bool = False
@@ -52,6 +57,7 @@ class Pipelined:
     def name(self) -> str:
         words = [f"pp {self.pp} {self.schedule.value} m {self.micros}"]
         words += [f"{self.chunks} chunks"] * (self.chunks > 1) + [f"dp {self.dp} zero {self.zero}"] * (self.dp > 1)
+        words += [f"tp {self.tp} sequence {self.sequence}"] * (self.tp > 1)
         words += [f"stages {self.stages}"] * bool(self.stages) + ["tied"] * self.tied
         words += ["recompute"] * (self.recompute is not Recompute.NONE)
         return ", ".join(words)
@@ -69,11 +75,11 @@ class Pipelined:
             batch=Batch(self.dp * self.micros, 1),
             optimizer=self.optimizer,
             precision=self.precision,
-            degrees=Degrees(dp=self.dp, pp=self.pp),
+            degrees=Degrees(dp=self.dp, pp=self.pp, tp=self.tp),
             sharding=Sharding(self.zero, 0, self.reshard),
             pipeline=Pipeline(self.schedule, self.chunks, stages),
             context=ContextSplit(),
-            execution=Execution(recompute=self.recompute),
+            execution=Execution(recompute=self.recompute, sequence=self.sequence),
         )
         plan = canonical(plan)
         check_plan(plan)
@@ -90,66 +96,38 @@ def pipeline_of(plan: Plan, schedule: ScheduleFunction | None = None) -> Iterato
         mesh.close()
 
 
-@dataclass
-class Pieces:
-    """What one rank holds of one tensor: the elements [first, first + len) of its flattening."""
-
-    name: str
-    shape: tuple[int, ...]
-    first: int
-    elements: Tensor = field(repr=False)
-
-
 def train(engine: Engine, steps: int) -> Ran:
     """Run the plan's made-up batches and keep everything."""
     ran = Ran()
     plan = engine.plan
     for batch in global_batches(plan, steps):
-        taken: dict[int, Tensor] = {}
+        taken: Held = {}
 
-        def before(action: Action, into: dict[int, Tensor] = taken) -> None:
-            if action.op is Op.UPDATE:
-                into[action.bucket] = engine.stores[action.bucket].reduced.clone()
+        def before(action: Action, into: Held = taken) -> None:
+            if action.op is Op.UPDATE and not into:
+                into.update({piece: view.clone() for piece, view in gradients(engine).items()})
 
         engine.observe(before)
         engine.mesh.ledger.clear()
         ran.results.append(engine.step(local_share(plan, batch, engine.mesh.rank), plan.optimizer.learning_rate))
         ran.rows.append(engine.mesh.ledger.rows)
         engine.observe(None)
-        ran.gradients.append(whole(engine.stores, lambda store, into=taken: into[store.bucket.index]))
-        ran.weights.append(whole(engine.stores, _weights))
+        ran.gradients.append(whole(plan, taken))
+        ran.weights.append(whole(plan, parameters(engine)))
     return ran
 
 
-def whole(stores: list[Store], piece: Callable[[Store], Tensor]) -> dict[str, Tensor]:
-    """Gather every tensor from all ranks and stages; where pieces overlap they must be equal bit for bit."""
-    mine = [held for store in stores for held in _pieces(store, piece(store).detach().clone())]
-    parts = [mine]
-    if dist.is_initialized():
-        parts = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(parts, mine)
-    out: dict[str, Tensor] = {}
-    filled: dict[str, Tensor] = {}
-    for held in (each for rank in parts for each in rank):
-        shape = torch.Size(held.shape)
-        flat = out.setdefault(held.name, held.elements.new_zeros(shape.numel()))
-        known = filled.setdefault(held.name, torch.zeros(shape.numel(), dtype=torch.bool))
-        span = slice(held.first, held.first + held.elements.numel())
-        assert torch.equal(flat[span][known[span]], held.elements[known[span]]), f"copies of {held.name} differ"
-        flat[span], known[span] = held.elements, True
-        out[held.name] = flat
-    assert all(bool(known.all()) for known in filled.values()), "elements that nobody holds"
-    shapes = {held.name: held.shape for rank in parts for held in rank}
-    return {name: flat.view(shapes[name]) for name, flat in out.items()}
-
-
-def _weights(store: Store) -> Tensor:
-    return store.shard if store.shard is not None else store.whole[store.first : store.last]
-
-
-def _pieces(store: Store, own: Tensor) -> Iterator[Pieces]:
-    for segment in store.bucket.segments:
-        low, high = max(segment.offset, store.first), min(segment.stop, store.last)
-        if low < high:
-            elements = own[low - store.first : high - store.first].clone()
-            yield Pieces(segment.name, segment.shape, low - segment.offset, elements)
+def whole(plan: Plan, held: Held) -> dict[str, Tensor]:
+    """Logical tensors from the pieces of all ranks and stages; where pieces overlap they must be equal bit for bit."""
+    mine = [(piece, view.clone()) for piece, view in held.items()]
+    parts: list[list[tuple[Piece, Tensor]]] = [[] for _ in range(plan.degrees.ranks)]
+    dist.all_gather_object(parts, mine)
+    out = {tensor.name: torch.full(tensor.shape, torch.nan, dtype=torch.float64) for tensor in tensors(plan.arch)}
+    for piece, values in (each for part in parts for each in part):
+        view = out[piece.tensor][tuple(map(slice, piece.rectangle.start, piece.rectangle.stop))]
+        seen = ~view.isnan()
+        assert torch.equal(view[seen], values[seen]), f"copies of {piece.tensor} differ"
+        view.copy_(values)
+    missing = [name for name, tensor in out.items() if bool(tensor.isnan().any())]
+    assert not missing, f"held by nobody: {missing}"
+    return out

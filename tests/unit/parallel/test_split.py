@@ -47,7 +47,7 @@ def flops_by_action(schedule: ScheduleFunction, plan: Plan) -> Counter[tuple[Op,
 
         def look(action: Action) -> None:
             nonlocal before
-            total = sum(mode.get_flop_counts().get("Global", {}).get(each, 0) for each in PRODUCTS)
+            total = sum(mode.flop_counts["Global"].get(each, 0) for each in PRODUCTS)
             if running:
                 counted[running[-1].op, running[-1].split] += total - before
             before = total
