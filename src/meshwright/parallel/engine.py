@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from meshwright.comm.mesh import Mesh
 from meshwright.comm.registry import registered
@@ -28,7 +28,6 @@ from meshwright.parallel.split import WeightProducts
 from meshwright.parallel.store import Store
 from meshwright.parallel.tensor import apply_tensor, tensor_axis
 from meshwright.plan.action import Action, Kind
-from meshwright.plan.norm import NormPart
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import program
 from meshwright.plan.schedules import ScheduleFunction
@@ -66,7 +65,8 @@ class Evaluation:
 class Engine:
     """One rank of a run: `mesh` has been started; all ranks call the same methods in the same order.
 
-    `schedule` replaces the pipeline schedule that the plan names, on all ranks.
+    `schedule` replaces the pipeline schedule that the plan names, on all ranks. Without `start_values` parameters are
+    left as they are allocated, for whoever fills them. `read` brings the few numbers that decide a step to the host.
     """
 
     def __init__(
@@ -76,6 +76,8 @@ class Engine:
         device: torch.device | str = "cpu",
         *,
         schedule: ScheduleFunction | None = None,
+        start_values: bool = True,
+        read: Callable[[Tensor], list[float]] = Tensor.tolist,
     ) -> None:
         if plan.degrees != mesh.degrees:
             raise ValueError(f"the plan is for {plan.degrees}, the mesh is {mesh.degrees}")
@@ -89,14 +91,15 @@ class Engine:
         self._products = WeightProducts(self.stores)
         self._apply_strategies(units)
         self._adopt_parameters()
-        for store in self.stores:
-            store.initialise()
-        self._train = Executor(plan, training, mesh, units, self.stores, self.allocator, self._products)
+        if start_values:
+            for store in self.stores:
+                store.initialise()
+        self._train = Executor(plan, training, mesh, units, self.stores, self.allocator, self._products, read)
         self.loss_scale = self._train.loss_scale
         for told in plan_warnings(plan) if mesh.rank == 0 else ():
             warnings.warn(told, stacklevel=2)
         evaluating = program(plan, mesh.rank, Kind.EVALUATE, schedule)
-        self._evaluate = Executor(plan, evaluating, mesh, units, self.stores, self.allocator, self._products)
+        self._evaluate = Executor(plan, evaluating, mesh, units, self.stores, self.allocator, self._products, read)
 
     def step(self, batch: Batch, learning_rate: float, stop: bool = False) -> StepResult:
         """One optimizer step on this rank's share of the global batch (accumulation * micro sequences).
@@ -106,16 +109,14 @@ class Engine:
         self.model.train()
         self._train.run(batch, learning_rate, stop)
         done = self._train
-        asked = bool(done.packed[NormPart.STOP] > 0)
-        return StepResult(
-            float(done.loss), done.norm, int(done.count), done.finite, asked, done.overflowed, self.loss_scale.value
-        )
+        loss, count = done.read()
+        return StepResult(loss, done.norm, count, done.finite, done.stops, done.overflowed, self.loss_scale.value)
 
     def evaluate(self, batch: Batch) -> Evaluation:
         """Forward only, on this rank's share of a batch of the same shape as a training batch."""
         self.model.eval()
         self._evaluate.run(batch)
-        return Evaluation(float(self._evaluate.loss), int(self._evaluate.count))
+        return Evaluation(*self._evaluate.read())
 
     def observe(self, before: Callable[[Action], None] | None) -> None:
         """Call `before(action)` ahead of every action of a training step; it may look, not touch. None ends it."""

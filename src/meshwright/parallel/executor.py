@@ -59,8 +59,9 @@ class Executor:
 
     def __init__(
         self, plan: Plan, program: Program, mesh: Mesh, units: dict[int, nn.Module], stores: list[Store],
-        allocator: Allocator, products: WeightProducts,
+        allocator: Allocator, products: WeightProducts, read: Callable[[Tensor], list[float]] = Tensor.tolist,
     ) -> None:  # fmt: skip
+        self._read = read  # the only way by which a number leaves the device
         self.plan, self.program, self.mesh = plan, program, mesh
         self.units, self.stores, self.allocator, self.products = units, stores, allocator, products
         self._trains = program.kind is Kind.TRAIN
@@ -110,7 +111,7 @@ class Executor:
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.packed = torch.zeros(NORM_FLOATS, dtype=torch.float64, device=device)
         self.packed[NormPart.STOP] = float(stop)
-        self.norm, self.finite, self.overflowed = 0.0, True, False
+        self.norm, self.finite, self.overflowed, self.stops = 0.0, True, False, False
         for index, action in enumerate(self.program.actions):
             self.position = self.allocator.action = index
             self.mesh.ledger.phase = action.phase
@@ -126,6 +127,11 @@ class Executor:
                 self._micros.pop(action.micro, None)
         self.position = self.allocator.action = -1
         self._check_empty()
+
+    def read(self) -> tuple[float, int]:
+        """(loss, trained tokens) of what was run last."""
+        (loss,), (count,) = self._read(self.loss.view(1)), self._read(self.count.view(1))
+        return float(loss), int(count)
 
     # ------------------------------------------------------------------ compute
 
@@ -278,10 +284,10 @@ class Executor:
 
     def _judge(self) -> None:
         """One decision for all ranks, from the summed vector: is the step taken, and how much is it clipped."""
-        squared, nonfinite, overflows, _ = self.packed.tolist()
+        squared, nonfinite, overflows, stops = self._read(self.packed)
         scale = self.loss_scale.value
         self.norm = math.sqrt(squared) / scale
-        self.finite = nonfinite == 0
+        self.finite, self.stops = nonfinite == 0, stops > 0
         self.overflowed = self.finite and overflows > 0
         self._coefficient = clip_coefficient(self.norm, self.plan.optimizer.clip_norm) / scale
         if self.finite:
