@@ -1,0 +1,132 @@
+"""Clusters by name or from a file: TOML, each number with its source; every key can be overridden.
+
+    cluster_of("h100-sxm", ["cluster.node.devices=4", "cluster.network.bytes_per_s=6.25e9"])
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+
+from meshwright.config.errors import RequestError
+from meshwright.config.load import read_tables
+from meshwright.config.overrides import parse_overrides
+from meshwright.price.cluster import Cluster, Cost, Device, Network, Node, Software
+
+_SECTIONS: Mapping[str, type] = {
+    "device": Device, "node": Node, "network": Network, "software": Software, "price": Cost,
+}  # fmt: skip
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The clusters of the catalogue."""
+    return tuple(sorted(each.name.removesuffix(".toml") for each in _folder().iterdir() if each.name.endswith(".toml")))
+
+
+def cluster_of(name: str, overrides: Sequence[str] = ()) -> Cluster:
+    """The cluster called `name`, or in the file `name`, with `cluster.section.key=value` words laid over it.
+
+    Raises RequestError for unknown names, keys and values, all at once.
+    """
+    if name in names():
+        tables = read_tables(Path(str(_folder() / f"{name}.toml")))
+    elif name.endswith(".toml") or Path(name).is_file():
+        tables = read_tables(Path(name))
+    else:
+        near = difflib.get_close_matches(name.lower(), names(), n=3, cutoff=0.4) or names()
+        raise RequestError(f"--cluster {name}", "is no cluster of the catalogue and no file", [*near, "FILE.toml"])
+    for override in parse_overrides(overrides):
+        table = tables
+        for part in override.key[1:-1]:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise RequestError(override.text, f"{part} is no table")
+        table[override.key[-1]] = override.value
+    return build(tables, name)
+
+
+def build(tables: Mapping[str, Any], name: str = "cluster") -> Cluster:
+    """A cluster from plain tables. Raises RequestError."""
+    problems: list[RequestError] = []
+    for key in tables:
+        if key not in (*_SECTIONS, "name", "sources"):
+            problems.append(_unknown(f"cluster.{key}", key, _SECTIONS, "cluster."))
+    parts = {key: _section(key, kind, tables.get(key, {}), problems) for key, kind in _SECTIONS.items()}
+    if problems:
+        raise RequestError.joined(problems)
+    sources = {str(key): str(value) for key, value in dict(tables.get("sources", {})).items()}
+    return Cluster(str(tables.get("name", Path(name).stem)), **parts, sources=sources)
+
+
+def _folder() -> Any:
+    return files("meshwright.price") / "catalogue"
+
+
+def _section(key: str, kind: type, table: Any, problems: list[RequestError]) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    types_of = typing.get_type_hints(kind)
+    if not isinstance(table, Mapping):
+        problems.append(RequestError(f"cluster.{key} = {table}", "must be a table", (f"[{key}]",)))
+        return None
+    given: dict[str, Any] = {}
+    for name, value in table.items():
+        if name not in fields:
+            problems.append(_unknown(f"cluster.{key}.{name}", name, fields, f"cluster.{key}."))
+            continue
+        try:
+            given[name] = _value(f"cluster.{key}.{name}", value, types_of[name])
+        except RequestError as problem:
+            problems.append(problem)
+    missing = [name for name, field in fields.items() if _is_required(field) and name not in given]
+    if missing and not any(problem.value.startswith(f"cluster.{key}") for problem in problems):
+        problems.append(RequestError(f"cluster [{key}]", f"needs {', '.join(missing)}"))
+    return None if problems else kind(**given)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _value(name: str, value: Any, kind: Any) -> Any:
+    if typing.get_origin(kind) is not None and not isinstance(kind, types.UnionType):
+        if not isinstance(value, Mapping) or not value:
+            raise RequestError(f"{name} = {value}", "must be a table of rates by dtype", (f"{name}={{bfloat16=1e12}}",))
+        return {str(key): _number(f"{name}.{key}", each) for key, each in value.items()}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        known = [str(each.value) for each in kind]
+        if value not in known:
+            raise RequestError(f'{name} = "{value}"', f"must be one of {', '.join(known)}", known[:3])
+        return kind(value)
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise RequestError(f"{name} = {value}", "must be true or false", ("true", "false"))
+        return value
+    if kind is str:
+        return str(value)
+    number = _number(name, value, least=-1.0 if kind is int else 0.0)
+    if kind is int and (number != int(number) or (name.endswith(("devices", "processors")) and number < 1)):
+        raise RequestError(f"{name} = {value}", "must be a whole number of at least 1", (f"{name} = 8",))
+    return int(number) if kind is int else number
+
+
+def _number(name: str, value: Any, least: float = 0.0) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RequestError(f"{name} = {value}", "must be a number", (f"{name} = 1e9",))
+    if not least <= value < float("inf"):
+        raise RequestError(f"{name} = {value}", "must be a finite number, not negative")
+    return float(value)
+
+
+def _unknown(shown: str, name: str, known: Iterable[str], prefix: str) -> RequestError:
+    every = list(known)
+    near = difflib.get_close_matches(name, every, n=2, cutoff=0.4) or every[:4]
+    return RequestError(shown, "is no key of a cluster file", [prefix + cast(str, each) for each in near])

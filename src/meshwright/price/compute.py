@@ -1,0 +1,179 @@
+"""Seconds of one unit on one micro-batch, over arrays: products, attention, elementwise traffic, and what the axes
+inside a unit exchange. Each distinct (tp, cp, ep, micro-batch, sequence parallel) is priced once.
+
+A block is the mean block of the model: dense and routed, sliding and full ones by their number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.price.exchanges import Exchanges, exchanges
+from meshwright.price.layouts import Array, Layouts
+from meshwright.price.products import product_seconds
+from meshwright.price.shapes import BlockShape, Product
+from meshwright.price.target import Target
+
+
+@dataclass(frozen=True)
+class Units:
+    """Seconds on one rank and one micro-batch: computation alone, then what the axes add (exposed)."""
+
+    forward: Array
+    backward: Array
+    core: Array  # the attention core, forward: what selective recomputation repeats
+    host: Array  # launches of a block, forward and backward
+    embedding_forward: Array
+    embedding_backward: Array
+    head_forward: Array
+    head_backward: Array
+    exchanged: Exchanges
+
+    def take(self, index: np.ndarray) -> Units:
+        """The units of layouts that share them."""
+        own = {name: getattr(self, name)[index] for name in _ARRAYS}
+        return Units(**own, exchanged=self.exchanged.take(index))
+
+
+_ARRAYS = (
+    "forward", "backward", "core", "host", "embedding_forward", "embedding_backward", "head_forward", "head_backward",
+)  # fmt: skip
+
+
+def distinct(layouts: Layouts) -> tuple[Layouts, np.ndarray]:
+    """Layouts whose units differ, and which of them each layout has."""
+    from meshwright.layout.axes import Axis
+
+    columns = [layouts.tp, layouts.cp, layouts.ep, layouts.micro, layouts.sequence, layouts.asynchronous]
+    columns += [layouts.stride(axis) for axis in (Axis.TP, Axis.CP, Axis.EP)]
+    key = np.zeros(len(layouts))
+    for column in columns:
+        values, code = np.unique(column, return_inverse=True)
+        key = key * len(values) + code
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return layouts.part(first), inverse
+
+
+def units(target: Target, layouts: Layouts) -> Units:
+    """The units of each layout."""
+    tokens = layouts.micro * target.sequence / layouts.cp
+    size = np.zeros_like(tokens)
+    forward, backward, core, host = size, size, size, size
+    for block in target.shapes.blocks:
+        share = block.count / target.shapes.layers
+        products = _products(target, layouts, block, tokens)
+        attention = _attention(target, layouts, block, tokens)
+        moving = _elementwise(target, layouts, block, tokens)
+        forward = forward + share * (products[0] + attention[0] + moving[0])
+        backward = backward + share * (products[1] + attention[1] + moving[1] + _accumulate(target, layouts, block))
+        core = core + share * attention[0]
+        host = host + share * target.host_seconds(block.routed)
+    head = _head(target, layouts, tokens)
+    table = tokens * target.shapes.hidden * target.stored / target.memory_rate
+    return Units(forward, backward, core, host, 3 * table, 4 * table, *head, exchanges(target, layouts, tokens))
+
+
+def _products(target: Target, layouts: Layouts, block: BlockShape, tokens: Array) -> tuple[Array, Array]:
+    """Products of a block: once forward, and for the gradients of inputs and of weights."""
+    forward, backward = np.zeros_like(tokens), np.zeros_like(tokens)
+    for product in block.products:
+        ahead, inputs, weights = product_times(target, layouts, product, tokens)
+        forward, backward = forward + ahead, backward + inputs + weights
+    return forward, backward
+
+
+def product_times(target: Target, layouts: Layouts, product: Product, tokens: Array) -> tuple[Array, Array, Array]:
+    """Forward, gradient of the input, gradient of the weight."""
+    shapes, processors = target.shapes, target.cluster.device.processors
+    rate = target.product_rate
+    n, k, m, count = np.full_like(tokens, product.n), np.full_like(tokens, product.k), tokens, 1.0
+    if product.experts == shapes.experts and product.experts > 1:
+        # Even routing: rows of one expert, whole tiles of 64.
+        m = np.ceil(tokens * shapes.active * layouts.ep / shapes.experts / 64) * 64
+        count = shapes.experts / layouts.ep
+        rate = rate * target.values["matrix.grouped"]
+    tp = layouts.tp
+    if product.kv:
+        n = (product.n - product.kv) / tp + product.kv / np.minimum(tp, shapes.kv_heads)
+    elif product.n == shapes.experts and product.experts == 1 and shapes.active:
+        rate = target.wide_rate
+    else:
+        n = n / tp if product.side.value == "column" else n
+    k = k / tp if product.side.value == "row" else k
+    moved = count * (m * k + k * n + m * n) * target.stored / target.memory_rate
+    return tuple(  # type: ignore[return-value]
+        np.maximum(product_seconds(target.values, rate, processors, *dims, count), moved)
+        for dims in ((m, n, k), (m, k, n), (n, k, m))
+    )
+
+
+def _attention(target: Target, layouts: Layouts, block: BlockShape, tokens: Array) -> tuple[Array, Array]:
+    """The core between query, key and value products."""
+    shapes, values = target.shapes, target.values
+    heads = shapes.heads / layouts.tp
+    if target.unfused:
+        return _unfused(target, layouts, heads)
+    flops = 2 * tokens * heads * block.keys * (shapes.score_dim + shapes.value_dim)
+    length = target.sequence / layouts.cp
+    share = target.attention_share * length / (length + values["attention.ramp_tokens"])
+    forward = flops / (target.attention_peak * share)
+    return forward, 2.5 * forward / values["attention.backward"]
+
+
+def _unfused(target: Target, layouts: Layouts, heads: Array) -> tuple[Array, Array]:
+    """Two batched products over the full square, and a softmax that travels through memory."""
+    shapes, values, sequence = target.shapes, target.values, float(target.sequence)
+    rate, processors = target.wide_rate * values["attention.batched"], target.cluster.device.processors
+    count, rows = layouts.micro * heads, sequence / layouts.cp
+    forward = product_seconds(values, rate, processors, rows, sequence, shapes.score_dim, count)
+    forward = forward + product_seconds(values, rate, processors, rows, shapes.value_dim, sequence, count)
+    scores = count * rows * sequence / target.memory_rate
+    bias = 2.0 * shapes.alibi
+    return (
+        forward + scores * (values["attention.score_bytes.forward"] + bias),
+        2 * forward + scores * (values["attention.score_bytes.backward"] + bias),
+    )
+
+
+def _elementwise(target: Target, layouts: Layouts, block: BlockShape, tokens: Array) -> tuple[Array, Array]:
+    """Norms, residuals, activations, casts and routing: bytes through memory."""
+    shapes, values = target.shapes, target.values
+    wide = target.stored / 2
+    stream = np.where(layouts.sequence > 0, layouts.tp, 1.0)
+    ratio = block.width / shapes.hidden
+    outer = 22 / stream * np.ones_like(tokens)
+    inner = (16 + (6 if shapes.gated else 4) * ratio) / layouts.tp
+    if target.low_precision:
+        inner = inner + 3 * (3 + ratio) / layouts.tp
+    factor = values["elementwise.eager"] if target.eager else 1.0
+    scale = tokens * shapes.hidden * wide / target.memory_rate
+    routed = shapes.active if block.routed else 0
+    forward = factor * (outer + inner) + 14 * routed
+    backward = values["elementwise.backward.stream"] * outer + values["elementwise.backward.inner"] * inner
+    return scale * forward, scale * (factor * backward + 20 * routed)
+
+
+def _accumulate(target: Target, layouts: Layouts, block: BlockShape) -> Array:
+    """Adding a micro-batch's weight gradients to those before: bytes a parameter."""
+    tp, ep = layouts.tp, layouts.ep
+    held = sum(
+        product.n * product.k * product.experts / (tp * (ep if product.experts > 1 else 1)) for product in block.products
+    )
+    wide = target.precision.reduce.num_bytes
+    each = 4 * wide if target.legacy and wide > target.stored else 2 * wide if target.legacy else wide
+    return np.asarray(held * each / target.memory_rate)
+
+
+def _head(target: Target, layouts: Layouts, tokens: Array) -> tuple[Array, Array]:
+    """Logits and loss: products stay in 16 bits, the loss in float32."""
+    shapes, values, processors = target.shapes, target.values, target.cluster.device.processors
+    vocab = np.ceil(shapes.vocab / layouts.tp / 64) * 64
+    hidden = np.full_like(tokens, shapes.hidden)
+    rate = target.wide_rate
+    ahead = product_seconds(values, rate, processors, tokens, vocab, hidden)
+    inputs = product_seconds(values, rate, processors, tokens, hidden, vocab)
+    weights = product_seconds(values, rate, processors, vocab, hidden, tokens)
+    loss = tokens * vocab * values["logits.bytes.eager" if target.eager else "logits.bytes.fused"] / target.memory_rate
+    return ahead + loss / 2, inputs + weights + loss / 2

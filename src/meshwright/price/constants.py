@@ -1,0 +1,116 @@
+"""Every constant of the price model that is not on a device's data sheet, in one table.
+
+    sheet      stated by a vendor
+    measured   somebody measured it, independently of the runs the model is checked with
+    prior      an order of magnitude from how the thing works; the model is insensitive to it
+    fitted     chosen so that published step times come out right (docs/pricing.md): at most ten
+
+Names are `what.generation.class`; nothing here belongs to one model, run or source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Kind(StrEnum):
+    SHEET = "sheet"
+    MEASURED = "measured"
+    PRIOR = "prior"
+    FITTED = "fitted"
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One number, where it comes from, and what it means."""
+
+    name: str
+    value: float
+    kind: Kind
+    source: str
+
+
+_MAMF = "largest achieved product, ml-engineering compute/accelerator (2026-08), over the data sheet"
+_RUNS = "published step times, docs/pricing.md"
+
+_TABLE = (
+    # Products: achieved share of the peak by large ones, by generation and bits.
+    Constant("matrix.volta.16", 0.80, Kind.PRIOR, "large products of cuBLAS 10 on V100"),
+    Constant("matrix.ampere.16", 0.87, Kind.MEASURED, f"271 of 312 TFLOP/s; {_MAMF}"),
+    Constant("matrix.ada.16", 0.80, Kind.PRIOR, "as other generations"),
+    Constant("matrix.ada.8", 0.75, Kind.PRIOR, "as other generations"),
+    Constant("matrix.hopper.16", 0.69, Kind.FITTED, f"{_RUNS}; alone it reaches 0.80 ({_MAMF}), in training less"),
+    Constant("matrix.hopper.8", 0.69, Kind.FITTED, f"{_RUNS}; alone 0.71 ({_MAMF})"),
+    Constant("matrix.blackwell.16", 0.77, Kind.MEASURED, f"1745 of 2250 TFLOP/s (B200); {_MAMF}"),
+    Constant("matrix.blackwell.8", 0.72, Kind.FITTED, f"{_RUNS}; alone 0.76 ({_MAMF})"),
+    Constant("matrix.blackwell.4", 0.55, Kind.PRIOR, "no measurement found"),
+    Constant("matrix.cdna3.16", 0.58, Kind.MEASURED, f"MI300X, about 760 of 1307 TFLOP/s; {_MAMF}"),
+    Constant("matrix.cdna3.8", 0.45, Kind.PRIOR, "no measurement found"),
+    Constant("matrix.cpu.32", 0.60, Kind.PRIOR, "products of a few hundred rows on a few cores"),
+    # Fused attention: share of the 16-bit peak at long sequences.
+    Constant("attention.volta.triton", 0.30, Kind.PRIOR, "no measurement found"),
+    Constant("attention.ampere.triton", 0.40, Kind.FITTED, _RUNS),
+    Constant("attention.ampere.flash2", 0.60, Kind.MEASURED, "FlashAttention-2, arXiv:2307.08691, fig. 5-6"),
+    Constant("attention.ampere.flash3", 0.60, Kind.PRIOR, "no such kernel: as flash2"),
+    Constant("attention.ada.flash2", 0.55, Kind.PRIOR, "as ampere"),
+    Constant("attention.hopper.triton", 0.23, Kind.FITTED, _RUNS),
+    Constant("attention.hopper.flash2", 0.33, Kind.MEASURED, "FlashAttention-3, arXiv:2407.08608: flash2 on H100 0.35"),
+    Constant("attention.hopper.flash3", 0.54, Kind.FITTED, f"{_RUNS}; the paper reaches 0.60"),
+    Constant("attention.blackwell.flash2", 0.20, Kind.PRIOR, "Hopper's kernels on a device twice as fast"),
+    Constant("attention.blackwell.flash3", 0.48, Kind.FITTED, _RUNS),
+    Constant("attention.cdna3.flash2", 0.30, Kind.PRIOR, "no measurement found"),
+    Constant("attention.cpu.flash2", 0.40, Kind.PRIOR, "no measurement found"),
+    Constant("attention.ramp_tokens", 512, Kind.PRIOR, "sequence at which half the rate is reached"),
+    Constant("attention.backward", 0.75, Kind.MEASURED, "rate of backward to forward; arXiv:2307.08691, fig. 5-6"),
+    Constant("attention.batched", 0.70, Kind.PRIOR, "batched products of unfused attention against large ones"),
+    Constant("attention.score_bytes.forward", 13, Kind.PRIOR, "scale, mask, softmax, dropout: reads and writes"),
+    Constant("attention.score_bytes.backward", 19, Kind.PRIOR, "the same backward"),
+    # Products of any shape.
+    Constant("matrix.wave", 0.6, Kind.PRIOR, "how much of the last wave's idle processors shows"),
+    Constant("matrix.ramp_k", 256, Kind.PRIOR, "inner dimension lost to filling and draining a tile"),
+    Constant("matrix.unaligned", 0.10, Kind.PRIOR, "a dimension that is no multiple of 64"),
+    Constant("matrix.four", 7.0, Kind.PRIOR, "rows not of 16 bytes: no asynchronous copies, half vectors"),
+    Constant("matrix.odd", 11.0, Kind.PRIOR, "rows not of 8 bytes: no tensor cores"),
+    Constant("matrix.grouped", 0.85, Kind.PRIOR, "grouped products of experts against one product"),
+    # Memory traffic.
+    Constant("memory.share", 0.80, Kind.MEASURED, "streaming kernels reach 0.8-0.9 of the data sheet"),
+    Constant("elementwise.eager", 1.63, Kind.FITTED, f"{_RUNS}: traffic of unfused elementwise kernels over fused"),
+    Constant("elementwise.backward.stream", 40 / 22, Kind.PRIOR, "bytes of backward over forward, residual stream"),
+    Constant("elementwise.backward.inner", 1.6, Kind.PRIOR, "bytes of backward over forward, inner activations"),
+    Constant("logits.bytes.fused", 30, Kind.PRIOR, "float32 cross entropy, forward and backward, a logit"),
+    Constant("logits.bytes.eager", 50, Kind.PRIOR, "the same with a copy for every step"),
+    Constant("optimizer.bytes", 46, Kind.PRIOR, "Adam: reads and writes of master, moments, gradient, parameter; norm"),
+    # The host.
+    Constant("host.fused", 0.9e-3, Kind.PRIOR, "launches of one block, forward and backward, seconds"),
+    Constant("host.legacy", 0.7e-3, Kind.PRIOR, "the same for the few large kernels of 2020"),
+    Constant("host.eager", 4.9e-3, Kind.MEASURED, "blocks of unfused kernels launched from Python: visible at micro-batch 1"),
+    Constant("host.experts", 8.5e-3, Kind.FITTED, f"{_RUNS}: dropless routing synchronises with the host"),
+    Constant("host.grace", 0.64, Kind.PRIOR, "the same on a Grace host"),
+    Constant("host.graphs", 0.43, Kind.PRIOR, "the same where releases from 26.06 capture graphs (NVL72 only)"),
+    # Links.
+    Constant("link.node", 0.78, Kind.MEASURED, "ring bus bandwidth over NVLink: 235 of 300, 365 of 450, 682 of 900 GB/s"),
+    Constant("link.network", 0.70, Kind.PRIOR, "bus bandwidth under training load; idle fabrics reach 0.9"),
+    Constant("link.call_s", 12e-6, Kind.MEASURED, "one collective call; NCCL graph/tuning.cc base 8-14 us"),
+    Constant("link.hop.node_s", 3.4e-6, Kind.MEASURED, "NCCL graph/tuning.cc, ring, Simple, NVLink"),
+    Constant("link.hop.network_s", 14e-6, Kind.MEASURED, "NCCL graph/tuning.cc, ring, Simple, network"),
+    Constant("overlap.tensor", 0.60, Kind.PRIOR, "hidden share of tensor collectives cut into chunks under products"),
+    Constant("overlap.experts", 0.20, Kind.PRIOR, "hidden share of the experts' all-to-all"),
+    Constant("overlap.slow", 0.10, Kind.PRIOR, "what computing and communicating at once costs of the shorter"),
+    Constant("overlap.reduce", 0.85, Kind.PRIOR, "hidden share of gradient sums that fit under a backward"),
+    Constant("overlap.border", 0.70, Kind.PRIOR, "hidden share of sends between stages of modern stacks"),
+    # Memory outside tensors.
+    Constant("memory.slack", 1.03, Kind.MEASURED, "reserved over allocated: median 1.026 of eight published pairs"),
+    Constant("memory.context_bytes", 2.0e9, Kind.MEASURED, "CUDA context and libraries: 0.5-1 GB, and their workspaces"),
+    Constant("memory.communicator_bytes", 0.6e9, Kind.PRIOR, "channel buffers of one kind of group"),
+)  # fmt: skip
+
+CONSTANTS: Mapping[str, Constant] = MappingProxyType({each.name: each for each in _TABLE})
+"""By name."""
+
+VALUES: Mapping[str, float] = MappingProxyType({each.name: each.value for each in _TABLE})
+"""What the model reads; a validation passes others."""
+
+FITTED = tuple(each.name for each in _TABLE if each.kind is Kind.FITTED)

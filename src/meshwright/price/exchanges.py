@@ -1,0 +1,85 @@
+"""What a unit exchanges while it runs, over arrays: exposed seconds of the tensor, context and expert axes.
+
+    tensor    2 all-reduces of the stream a pass, or 2 gathers and 2 scatters (sequence parallel; backward gathers the
+              inputs of column products once more where the stack kept only their parts)
+    context   ring: cp - 1 blocks of keys and values forward, twice as much backward, hidden behind the core
+    expert    2 all-to-alls a pass: tokens to their experts and back
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.layout.axes import Axis
+from meshwright.price.cluster import Attention
+from meshwright.price.layouts import Array, Layouts
+from meshwright.price.links import exchange_seconds, message_seconds, way
+from meshwright.price.target import Target
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """Exposed seconds of a block's forward and backward, and of the outer units' both."""
+
+    tp_forward: Array
+    tp_backward: Array
+    cp_forward: Array
+    cp_backward: Array
+    ep_forward: Array
+    ep_backward: Array
+    tp_outer: Array  # half an all-reduce pair of the stream: embedding forward, head backward
+
+    def take(self, index: np.ndarray) -> Exchanges:
+        return Exchanges(**{name: getattr(self, name)[index] for name in self.__dataclass_fields__})
+
+
+def exchanges(target: Target, layouts: Layouts, tokens: Array) -> Exchanges:
+    """Of each layout, for micro-batches of `tokens` tokens a rank."""
+    forward, backward, outer = _tensor(target, layouts, tokens)
+    ring = _context(target, layouts, tokens)
+    experts = _experts(target, layouts, tokens)
+    return Exchanges(forward, backward, *ring, experts, experts, outer)
+
+
+def _tensor(target: Target, layouts: Layouts, tokens: Array) -> tuple[Array, Array, Array]:
+    group = way(target, layouts.tp, layouts.stride(Axis.TP))
+    stream = tokens * target.shapes.hidden * target.stored
+    pair = np.where(layouts.sequence > 0, 2 * group.gather(stream), group.all_reduce(stream))
+    again = np.where(layouts.sequence > 0, group.gather(stream), 0.0)
+    chunked = (layouts.asynchronous > 0) | _user_buffers(target, layouts)
+    shown = np.where(chunked, 1 - target.values["overlap.tensor"], 1.0)
+    return 2 * pair * shown, (2 * pair + again) * shown, pair
+
+
+def _user_buffers(target: Target, layouts: Layouts) -> Array:
+    """Stacks of the newest fused kernels overlap tensor collectives by themselves under sequence parallel."""
+    newest = target.cluster.software.attention is Attention.FLASH3 and not target.eager and not target.legacy
+    return np.asarray(newest & (layouts.sequence > 0))
+
+
+def _context(target: Target, layouts: Layouts, tokens: Array) -> tuple[Array, Array]:
+    shapes, cp = target.shapes, layouts.cp
+    heads = np.maximum(shapes.kv_heads / layouts.tp, 1.0)
+    block = tokens * heads * (shapes.score_dim + shapes.value_dim) * target.stored
+    hop = message_seconds(target, block, layouts.stride(Axis.CP))
+    flops = 2 * tokens * shapes.heads / layouts.tp * (target.sequence / 2) * (shapes.score_dim + shapes.value_dim)
+    core = flops / np.maximum(cp, 1) / (target.attention_peak * target.attention_share)
+    steps = cp - 1
+    start = np.where(cp > 1, hop, 0.0)
+    forward = steps * np.maximum(hop - core, 20e-6) + 0 * start
+    backward = steps * np.maximum(2 * hop - 2.5 * core / target.values["attention.backward"], 40e-6)
+    return np.asarray(forward), np.asarray(backward)
+
+
+def _experts(target: Target, layouts: Layouts, tokens: Array) -> Array:
+    shapes = target.shapes
+    if not shapes.active:
+        return np.zeros_like(tokens)
+    share = sum(block.count for block in shapes.blocks if block.routed) / shapes.layers
+    stream = np.where(layouts.sequence > 0, layouts.tp, 1.0)
+    buffer = tokens / stream * shapes.active * shapes.hidden * target.stored
+    group = way(target, layouts.ep, layouts.stride(Axis.EP))
+    once = exchange_seconds(target, buffer, group, shapes.active)
+    return np.asarray(2 * share * once * (1 - target.values["overlap.experts"]))

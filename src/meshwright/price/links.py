@@ -1,0 +1,96 @@
+"""Seconds of collectives: which links an axis lies on, and what an algorithm makes of them. Over arrays.
+
+    a node of 8, tp 4 innermost, dp outside     tp: 4 neighbours, one node       dp: every 4th rank, 2 a node
+
+Inside a node collectives run over the node's link; across nodes a ring enters and leaves each node through the network
+links of all members it has there. Bus bandwidths and factors as in nccl-tests PERFORMANCE.md; latencies of rings and
+trees as in NCCL graph/tuning.cc.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.price.layouts import Array
+from meshwright.price.target import Target
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a group reaches itself: its size, members a node, nodes, bus bandwidth."""
+
+    size: Array
+    local: Array
+    nodes: Array
+    bytes_per_s: Array
+    reduce_bytes_per_s: Array
+    call_s: float
+    hop_s: float
+    network_hop_s: float
+
+    def all_reduce(self, num_bytes: Array | float) -> Array:
+        """2 (n - 1) / n S / B; the cheaper latency of a ring and a tree."""
+        ring = (self.size - self.nodes) * self.hop_s + np.where(self.nodes > 1, self.nodes, 0) * self.network_hop_s
+        tree = (self.local - 1) * self.hop_s + np.log2(np.maximum(self.nodes, 1)) * self.network_hop_s
+        share = (self.size - 1) / self.size
+        seconds = 2 * share * num_bytes / self.reduce_bytes_per_s + 2 * np.minimum(ring, tree) + self.call_s
+        return np.asarray(np.where(self.size > 1, seconds, 0.0))
+
+    def gather(self, num_bytes: Array | float) -> Array:
+        """All-gather or reduce-scatter: (n - 1) / n S / B; a ring, or across many nodes a tree of rings."""
+        ring = (self.size - self.nodes) * self.hop_s + np.where(self.nodes > 1, self.nodes, 0) * self.network_hop_s
+        share = (self.size - 1) / self.size
+        return np.asarray(np.where(self.size > 1, share * num_bytes / self.bytes_per_s + ring + self.call_s, 0.0))
+
+
+def way(target: Target, size: Array, stride: Array) -> Way:
+    """The way of a group of `size` ranks, every `stride`-th one."""
+    node, values = target.cluster.node, target.values
+    local = np.clip(np.floor(node.devices / stride), 1, size)
+    nodes = np.ceil(size / local)
+    inside = inside_bytes_per_s(target)
+    outside = network_bytes_per_s(target)
+    across = np.minimum(inside, outside * local)
+    rate = np.where(nodes > 1, across, inside)
+    reduced = np.where((nodes == 1) & (size > 4), max(node.reduce_bytes_per_s, inside), rate)
+    return Way(size, local, nodes, rate, reduced, values["link.call_s"], node.link_latency_s,
+               target.cluster.network.latency_s)  # fmt: skip
+
+
+def inside_bytes_per_s(target: Target) -> float:
+    """Ring bus bandwidth inside a node."""
+    node = target.cluster.node
+    return node.measured_bytes_per_s or node.link_bytes_per_s * target.values["link.node"]
+
+
+def network_bytes_per_s(target: Target) -> float:
+    """What a device gets from the network: the measured figure as it is, else a share of the data sheet's."""
+    network = target.cluster.network
+    return network.measured_bytes_per_s or network.bytes_per_s * target.values["link.network"]
+
+
+def message_seconds(target: Target, num_bytes: Array | float, stride: Array) -> Array:
+    """A message to the neighbour `stride` ranks away."""
+    inside = stride < target.cluster.node.devices
+    rate = np.where(inside, inside_bytes_per_s(target), network_bytes_per_s(target))
+    hop = np.where(inside, target.cluster.node.link_latency_s, target.cluster.network.latency_s)
+    return np.asarray(num_bytes / rate + hop + target.values["link.call_s"])
+
+
+def exchange_seconds(target: Target, num_bytes: Array, group: Way, copies: Array | float) -> Array:
+    """All-to-all of a send buffer of `num_bytes`: what stays in the node over its link, the rest over the network.
+
+    `copies`: how many copies of a token are sent; those for one node cross to it once:
+    (N - 1) (1 - (1 - 1 / N)^k) of k copies cross N nodes.
+    """
+    crossing = (group.nodes - 1) * (1 - (1 - 1 / group.nodes) ** copies) / copies
+    staying = (group.local - 1) / group.size
+    seconds = (
+        staying * num_bytes / inside_bytes_per_s(target)
+        + crossing * num_bytes / network_bytes_per_s(target)
+        + group.call_s
+        + np.where(group.nodes > 1, group.network_hop_s, group.hop_s)
+    )
+    return np.asarray(np.where(group.size > 1, seconds, 0.0))

@@ -1,0 +1,192 @@
+"""Bytes a rank keeps, in closed form, over arrays of layouts: the fullest of the first, an inner and the last stage.
+
+    states       parameters, gradients, master copies, moments: ZeRO divides what its stage says
+    activations  what blocks keep for backward (arch/activations.py), by how the tensor axis cuts each of them, times
+                 the micro-batches in flight; full recomputation keeps block inputs and one block's working set
+    logits       of the head, on the last stage
+    buffers      gathered units (ZeRO-3), a unit's own gradients, messages, attention's working squares
+    device       what the allocator keeps beyond its tensors, contexts and communicators
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from meshwright.arch.activations import Setting, saved
+from meshwright.arch.arch import Arch
+from meshwright.config.choices import Dtype, Recompute
+from meshwright.price.cluster import Following
+from meshwright.price.layouts import RECOMPUTES, Array, Layouts
+from meshwright.price.schedule import in_flight
+from meshwright.price.target import Target
+from meshwright.price.weights import Weights
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. Categories are those of the fullest stage (0 first, 1 inner, 2 last); they add up to `peak`."""
+
+    parameters: Array
+    gradients: Array
+    optimizer: Array
+    master: Array
+    activations: Array
+    logits: Array
+    buffers: Array
+    peak: Array
+    reserved: Array
+    device: Array
+    stage: Array
+    peaks_first: Array
+    peaks_inner: Array
+    peaks_last: Array
+
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "master", "activations", "logits", "buffers")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Bytes a token that a mean block keeps: on the residual stream, of gathered inputs, inside the cut, of the core."""
+
+    stream: float
+    gathered: float
+    inner: float
+    router: float
+
+
+@lru_cache(maxsize=256)
+def kept(arch: Arch, sequence: int, compute: Dtype) -> Kept:
+    """What the table of saved tensors says of a mean block on a device with fused norms."""
+    setting = Setting(1, sequence, fused_norms=True)
+    sums = {"stream": 0.0, "gathered": 0.0, "inner": 0.0, "router": 0.0}
+    for unit in range(1, arch.layers + 1):
+        for each in saved(arch, unit, setting):
+            if each.name == "attention.mask":
+                continue
+            sums[_cut(each.name)] += each.elements * each.role.num_bytes(compute)
+    return Kept(**{name: total / arch.layers / sequence for name, total in sums.items()})
+
+
+def _cut(name: str) -> str:
+    """How the tensor axis cuts a saved tensor."""
+    if name in ("attention_norm.output", "mlp_norm.output", "mlp.experts.input"):
+        return "gathered"
+    if name.startswith("mlp.router"):
+        return "router"
+    inside = name.startswith(("attention.", "mlp.")) and "latent" not in name and name != "mlp.experts.output"
+    return "inner" if inside else "stream"
+
+
+def memories(target: Target, layouts: Layouts, held: Weights) -> Memory:
+    """The memory of every layout."""
+    columns = [_stage(target, layouts, held, stage) for stage in range(3)]
+    peaks = [sum(column.values()) for column in columns]
+    peaks[1] = np.where(layouts.pp > 2, peaks[1], 0.0)
+    peaks[2] = np.where(layouts.pp > 1, peaks[2], 0.0)
+    fullest = np.argmax(np.stack(peaks), axis=0)
+    chosen = {name: np.choose(fullest, [column[name] for column in columns]) for name in CATEGORIES}
+    peak = np.choose(fullest, peaks)
+    values = target.values
+    reserved = peak * (values["memory.slack"] if target.cluster.device.generation != "cpu" else 1.0)
+    kinds = sum((degree > 1) * 1.0 for degree in (layouts.dp * layouts.ep, layouts.tp, layouts.pp, layouts.cp))
+    outside = values["memory.context_bytes"] + values["memory.communicator_bytes"] * kinds
+    device = reserved + (outside if target.cluster.device.generation != "cpu" else 0.0)
+    return Memory(**chosen, peak=peak, reserved=reserved, device=device, stage=fullest.astype(np.float64),
+                  peaks_first=peaks[0], peaks_inner=peaks[1], peaks_last=peaks[2])  # fmt: skip
+
+
+def _stage(target: Target, layouts: Layouts, held: Weights, stage: int) -> dict[str, Array]:
+    """Bytes by category on the first (0), the fullest inner (1) or the last stage (2)."""
+    blocks = (layouts.first, layouts.most, layouts.last)[stage]
+    outer_first = (stage == 0) * np.ones_like(blocks)
+    outer_last = np.where((stage == 2) | ((layouts.pp == 1) & (stage == 0)), 1.0, 0.0)
+    out = _states(target, layouts, held, stage)
+    place = (np.zeros_like(blocks), np.ones_like(blocks), layouts.pp - 1)[stage]
+    flight = in_flight(layouts, place)
+    tokens = layouts.micro * target.sequence / layouts.cp
+    out["activations"] = _activations(target, layouts, tokens, blocks, flight)
+    out["logits"] = outer_last * _logits(target, layouts, tokens)
+    out["buffers"] = _buffers(target, layouts, held, tokens, outer_first, outer_last)
+    return out
+
+
+def _states(target: Target, layouts: Layouts, held: Weights, stage: int) -> dict[str, Array]:
+    """Parameters, gradients, moments and master copies."""
+    precision, zero = target.precision, layouts.zero
+    stored, reduced, wide = target.stored, precision.reduce.num_bytes, precision.master.num_bytes
+    ways = np.where(layouts.within > 0, layouts.within, layouts.dp * layouts.ep * layouts.cp)
+    routed_ways = layouts.dp * layouts.cp
+    dense, routed = held.dense[stage], held.routed[stage]
+    shard = dense / ways + routed / routed_ways
+    whole = dense + routed
+    kept_whole = (zero == 3) & (layouts.reshard == 0)
+    literal = target.cluster.software.following is Following.LITERAL
+    # Usual trainers cannot scatter gradients before the last micro-batch has added to them.
+    accumulates = (layouts.accumulation > 1) & (not literal)
+    scattered = (zero == 3) & ~kept_whole | (zero == 2) & ~accumulates
+    gradients = np.where(scattered, shard, whole) * reduced
+    if target.legacy and reduced > stored:
+        gradients = gradients + np.where(scattered, 0.0, whole) * stored  # a gradient of each type side by side
+    owned = np.where(zero > 0, shard, whole)
+    has_master = wide != stored or precision.compute is Dtype.FLOAT8
+    parameters = np.where(zero == 3, np.where(kept_whole, whole, shard), whole) * stored
+    sharded_master = np.where(zero == 3, shard, 0.0)
+    if not literal and has_master:
+        # Sharded parameters of usual trainers are the master copy itself: gathered ones are cast on the way.
+        parameters = np.where((zero == 3) & ~kept_whole, 0 * sharded_master, parameters)
+    return {
+        "parameters": parameters,
+        "gradients": gradients,
+        "optimizer": owned * wide * (2 if target.adam else 0),
+        "master": owned * wide * has_master,
+    }
+
+
+def _activations(target: Target, layouts: Layouts, tokens: Array, blocks: Array, flight: Array) -> Array:
+    """Micro-batches in flight on `blocks` blocks, and one block's working set where blocks are recomputed."""
+    each = block_bytes(target, layouts, tokens)
+    stream = np.where(layouts.sequence > 0, layouts.tp, 1.0)
+    entry = tokens * target.shapes.hidden * target.stored / stream
+    full = (layouts.recompute == RECOMPUTES.index(Recompute.FULL)) * target.cluster.software.share
+    held = full * entry + (1 - full) * each
+    working = np.where(full > 0, each, 0.0)
+    return np.asarray(blocks * flight * held + working)
+
+
+def block_bytes(target: Target, layouts: Layouts, tokens: Array) -> Array:
+    """What one block keeps of one micro-batch without full recomputation."""
+    table = kept(target.arch, target.sequence, Dtype.BFLOAT16 if target.stored == 2 else target.precision.compute)
+    tp = layouts.tp
+    stream = np.where(layouts.sequence > 0, tp, 1.0)
+    literal = target.cluster.software.following is Following.LITERAL
+    inputs = np.ones_like(tp) if literal or target.legacy else stream
+    out = tokens * (table.stream / stream + table.gathered / inputs + table.inner / tp + table.router)
+    if target.unfused:
+        selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
+        squares = 5 * layouts.micro * target.shapes.heads / tp * float(target.sequence) ** 2 / layouts.cp
+        out = out + np.where(selective, 0.0, squares)
+    return np.asarray(out)
+
+
+def _logits(target: Target, layouts: Layouts, tokens: Array) -> Array:
+    """16-bit logits, their float32 copy, and its gradient: a micro-batch at a time."""
+    each = 2 * target.stored + 4 if target.stored < 4 else 3 * target.stored
+    return np.asarray(tokens * target.shapes.vocab / layouts.tp * each)
+
+
+def _buffers(
+    target: Target, layouts: Layouts, held: Weights, tokens: Array, outer_first: Array, outer_last: Array
+) -> Array:
+    """Gathered units, gradients of a unit on their way into the sum, and messages."""
+    stored, zero = target.stored, layouts.zero
+    block = held.block_dense + held.block_routed
+    largest = np.maximum(block, np.maximum(outer_first * held.embedding, outer_last * held.head))
+    gathered = np.where((zero == 3) & (layouts.reshard > 0), (2 * largest + block) * stored, 0.0)
+    own = largest * stored
+    stream = np.where(layouts.sequence > 0, layouts.tp, 1.0)
+    message = tokens * target.shapes.hidden * stored / stream
+    return np.asarray(gathered + own + np.where(layouts.pp > 1, 4.0, 2.0) * message)

@@ -1,0 +1,50 @@
+"""From what a user typed to a plan and a cluster. Prices are told for what does not run yet, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshwright.arch.arch import Arch
+from meshwright.arch.resolve import arch_from_model
+from meshwright.config.choices import Balanced
+from meshwright.config.errors import RequestError
+from meshwright.config.load import load_run
+from meshwright.config.schema import RunConfig
+from meshwright.plan.plan import Plan
+from meshwright.plan.resolve import resolve
+from meshwright.price.catalogue import cluster_of
+from meshwright.price.cluster import Cluster
+
+
+def requested(
+    path: Path | None, words: Sequence[str], cluster: str = "local", gpus: int | None = None
+) -> tuple[RunConfig, Plan, Cluster]:
+    """The run, its plan and the cluster of `section.key=value` words, those of `cluster.*` among them.
+
+    With `gpus` and no data-parallel degree asked for, dp is what the other degrees leave. Raises RequestError.
+    """
+    own = [word for word in words if word.startswith("cluster.")]
+    others = [word for word in words if not word.startswith("cluster.")]
+    if gpus is not None and path is None and not any(word.startswith("mesh.dp=") for word in others):
+        others.append("mesh.dp=fill")
+    where = cluster_of(cluster, own)
+    run = load_run(path, others)
+    arch = arch_from_model(run.model)
+    return run, planned(run, arch, gpus), where
+
+
+def planned(run: RunConfig, arch: Arch, gpus: int | None = None) -> Plan:
+    """The plan of a run; where virtual stages outnumber blocks by at most two the outer ones hold none of their own."""
+    parts = run.mesh.pp * run.parallel.chunks
+    short = parts - arch.layers
+    if isinstance(run.parallel.stages, Balanced) and run.mesh.pp > 1 and 0 < short <= 2:
+        counts = (1 if short == 1 else 0, *[1] * (parts - 2), 0)
+        run = run.model_copy(update={"parallel": run.parallel.model_copy(update={"stages": counts})})
+    try:
+        return resolve(run, arch, gpus)
+    except RequestError as error:
+        if gpus is not None and "ranks were started" in error.rule:
+            rule = error.rule.replace("ranks were started", "are asked for with --gpus")
+            raise RequestError(error.value, rule, error.nearest) from None
+        raise

@@ -1,0 +1,116 @@
+"""Seconds of a pipeline from the seconds of its stages, in closed form, over arrays.
+
+One micro-batch costs stage i  f_i forward and b_i backward; a message between neighbours takes c. The outer stages
+differ from those between them; the fullest of the inner ones stands for all that it bounds.
+
+1F1B: stage s starts after the stages before it, works through m micro-batches, and waits twice for what lies behind
+it, less the work it has meanwhile; or it is paced by round trips, p - s micro-batches each:
+
+    work     sum_{i<s} (f_i + b_i + 2c) + m (f_s + b_s) + [R - (p-1-s) f_s]+ + [R - (p-1-s) b_s]+
+    rounds   sum_{i<s} (f_i + b_i + 2c) + (q + 1) (f_s + b_s + R) + r (f_s + b_s)     m - 1 = q (p - s) + r
+    R = sum_{i>s} (f_i + b_i + 2c),  [x]+ = max(x, 0)
+
+The step is the largest of these over s. gpipe: two flow shops one after the other. interleaved (Narayanan 2021, section
+2.2): the fill is 1 / v of a round. zb-h1, zb-v (Qi et al. 2023, arXiv:2401.10241, table 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.config.choices import Schedule
+from meshwright.price.layouts import SCHEDULES, Array, Layouts
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Seconds of one micro-batch, all chunks of a coordinate together: the first, the fullest inner, the last stage;
+    `forward` and `backward` are sums over all stages. Inner figures are 0 where there are none."""
+
+    first: tuple[Array, Array]
+    inner: tuple[Array, Array]
+    last: tuple[Array, Array]
+    whole: tuple[Array, Array]
+
+
+def pipeline_seconds(layouts: Layouts, stages: Stages, message: Array, hidden: float = 0.0) -> Array:
+    """From the first forward to the last backward; `hidden` is the share of messages that computation hides."""
+    p, m, v = layouts.pp, layouts.accumulation, layouts.chunks
+    slowest = np.maximum(np.maximum(sum(stages.first), sum(stages.last)), sum(stages.inner))
+    total = stages.whole[0] + stages.whole[1]
+    lone = p == 1
+    out = np.where(lone, m * total, 0.0)
+    shown = message * (1 - hidden)
+    for index, schedule in enumerate(SCHEDULES):
+        here = (layouts.schedule == index) & ~lone
+        if not here.any():
+            continue
+        match schedule:
+            case Schedule.ONE_F_ONE_B:
+                seconds = _one_f_one_b(p, m, stages, message, shown)
+            case Schedule.GPIPE:
+                seconds = _gpipe(p, m, stages, message)
+            case Schedule.NAIVE:
+                seconds = m * (total + 2 * (p - 1) * message)
+            case Schedule.INTERLEAVED:
+                seconds = m * slowest + (total - slowest) / v + 2 * shown * m * v + 2 * message * (p - 1)
+            case Schedule.ZB_H1:
+                seconds = m * slowest + (total - slowest) / 3 + 2 * shown * m + 2 * message * (p - 1)
+            case Schedule.ZB_V:
+                seconds = m * slowest + 2 * shown * m * v + 2 * message * (p - 1)
+        out = np.where(here, seconds, out)
+    return np.asarray(out)
+
+
+def _one_f_one_b(p: Array, m: Array, stages: Stages, message: Array, shown: Array) -> Array:
+    """The largest bound over the first stage, the first inner one and the last."""
+    total = stages.whole[0] + stages.whole[1]
+    before = sum(stages.first) + 2 * message
+    first = _bound(m, p, np.zeros_like(p), stages.first, np.zeros_like(p), total - sum(stages.first), shown, message)
+    inner = _bound(m, p, np.ones_like(p), stages.inner, before, total - sum(stages.first) - sum(stages.inner), shown,
+                   message)  # fmt: skip
+    ahead = total - sum(stages.last) + 2 * message * (p - 1)
+    last = ahead + m * sum(stages.last)
+    return np.asarray(np.maximum(np.maximum(first, np.where(p > 2, inner, 0.0)), last))
+
+
+def _bound(
+    m: Array, p: Array, s: Array, own: tuple[Array, Array], before: Array, behind: Array, shown: Array, message: Array
+) -> Array:
+    forward, backward = own
+    after = p - 1 - s
+    fewer = np.minimum(after, m - 1)
+    edge = behind + 2 * after * message
+    wait = np.maximum(edge - fewer * forward, 0) + np.maximum(edge - fewer * backward, 0)
+    work = before + m * (forward + backward) + np.where(m > after, wait, edge)
+    rounds, rest = np.divmod(m - 1, p - s)
+    paced = behind + 2 * after * shown
+    round_trips = before + (rounds + 1) * (forward + backward + paced) + rest * (forward + backward)
+    return np.asarray(np.maximum(work, round_trips))
+
+
+def _gpipe(p: Array, m: Array, stages: Stages, message: Array) -> Array:
+    seconds = 2 * (p - 1) * message
+    for phase in (0, 1):
+        slowest = np.maximum(np.maximum(stages.first[phase], stages.inner[phase]), stages.last[phase])
+        seconds = seconds + stages.whole[phase] + (m - 1) * slowest
+    return np.asarray(seconds)
+
+
+def in_flight(layouts: Layouts, stage: Array) -> Array:
+    """Micro-batches (of a whole coordinate's blocks) whose activations stage `stage` (0 ..) keeps at most.
+
+    1F1B p - stage; interleaved p (1 + (p - 1) / (p v)) on the first (Korthikanti 2022, section 4.2.3); gpipe all;
+    zb-h1 as 1F1B, zb-v the p of a first 1F1B stage everywhere (arXiv:2401.10241, 2405.15362).
+    """
+    p, m, v = layouts.pp, layouts.accumulation, layouts.chunks
+    kind = [layouts.schedule == index for index in range(len(SCHEDULES))]
+    at = {schedule: kind[index] for index, schedule in enumerate(SCHEDULES)}
+    usual = p - stage
+    chunked = (2 * (p - stage - 1) + (v - 1) * p + 1) / v
+    flight = np.where(at[Schedule.INTERLEAVED] & (p > 1), chunked, usual)
+    flight = np.where(at[Schedule.ZB_V], p, flight)
+    flight = np.where(at[Schedule.GPIPE], m, np.where(at[Schedule.NAIVE], 1.0, flight))
+    return np.asarray(np.minimum(flight, m))
