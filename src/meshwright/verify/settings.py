@@ -10,7 +10,7 @@ from __future__ import annotations
 from meshwright.config.choices import Dtype, LearningRateSchedule, OptimizerKind
 from meshwright.plan.plan import Optimizer, Precision
 
-__all__ = ["DOUBLE", "RATES", "STEPS", "optimizer_of"]
+__all__ = ["CLIP_NORM", "DOUBLE", "RATES", "STEPS", "optimizer_of"]
 
 DOUBLE = Precision(Dtype.FLOAT64, Dtype.FLOAT64, Dtype.FLOAT64)
 STEPS = 5
