@@ -64,7 +64,7 @@ def reduce_scatter(over: Communicator, whole: Tensor, own: Tensor, phase: Phase)
     """Sum `whole` (n * k,) over the n ranks and leave chunk `place` in `own` (k,), which may be that chunk itself."""
     _record(over, Operation.REDUCE_SCATTER, phase, whole)
     if not over.direct:
-        work = dist.reduce_scatter_tensor(own, whole, group=over.process_group, async_op=True)
+        work = dist.reduce_scatter_single(own, whole, group=over.process_group, async_op=True)
         return Handle((work,), keeps=(whole, own))
     chunks = whole.view(over.size, -1)
     arrived = [torch.empty_like(own) for _ in range(over.size - 1)]
@@ -85,7 +85,7 @@ def all_gather(over: Communicator, whole: Tensor, phase: Phase) -> Handle:
     _record(over, Operation.ALL_GATHER, phase, whole)
     chunks = list(whole.view(over.size, -1).unbind())
     if not over.direct:
-        work = dist.all_gather_into_tensor(whole, chunks[over.place], group=over.process_group, async_op=True)
+        work = dist.all_gather_single(whole, chunks[over.place], group=over.process_group, async_op=True)
         return Handle((work,), keeps=(whole,))
     arriving = [chunk for place, chunk in enumerate(chunks) if place != over.place]
     return Handle(_exchange(over, [chunks[over.place]] * over.size, arriving), keeps=(whole,))

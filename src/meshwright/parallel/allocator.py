@@ -7,7 +7,7 @@ identity through `release` and `regrow`: views of it see the refilled storage.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,11 +17,15 @@ from meshwright.plan.category import Category
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """From action `action` of the step on (-1: before it), `num_bytes` more of a category are live; negative: fewer."""
+    """From action `action` of the step on (-1: before it), `num_bytes` more of a category are live; negative: fewer.
+
+    `tensor` is the one whose storage was made or changed its size.
+    """
 
     action: int
     category: Category
     num_bytes: int
+    tensor: Tensor = field(compare=False, repr=False)
 
 
 class Allocator:
@@ -41,7 +45,7 @@ class Allocator:
     def empty(self, numel: int, dtype: torch.dtype, category: Category) -> Tensor:
         """(numel,) without values."""
         tensor = torch.empty(numel, dtype=dtype, device=self.device)
-        self._count(category, tensor.untyped_storage().nbytes())
+        self._count(category, tensor.untyped_storage().nbytes(), tensor)
         return tensor
 
     def zeros(self, numel: int, dtype: torch.dtype, category: Category) -> Tensor:
@@ -53,19 +57,19 @@ class Allocator:
         storage = tensor.untyped_storage()
         num_bytes = storage.nbytes()
         storage.resize_(0)
-        self._count(category, -num_bytes)
+        self._count(category, -num_bytes, tensor)
 
     def regrow(self, tensor: Tensor, category: Category) -> None:
         """Give a released tensor memory again, without values."""
         storage = tensor.untyped_storage()
         storage.resize_(tensor.numel() * tensor.element_size())
-        self._count(category, storage.nbytes())
+        self._count(category, storage.nbytes(), tensor)
 
     def reset_peak(self) -> None:
         self.peak = self.total
 
-    def _count(self, category: Category, num_bytes: int) -> None:
+    def _count(self, category: Category, num_bytes: int, tensor: Tensor) -> None:
         self.live[category] += num_bytes
         self.peak = max(self.peak, self.total)
         if self.on_event is not None and num_bytes:
-            self.on_event(Event(self.action, category, num_bytes))
+            self.on_event(Event(self.action, category, num_bytes, tensor))
