@@ -7,51 +7,41 @@ decides nothing in this layout holds its one value, so that equal runs have equa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from meshwright.config.choices import LearningRateSchedule, Offload, OptimizerKind, Schedule
+from meshwright.arch.checks import check_arch
+from meshwright.config.choices import Schedule, Weights
 from meshwright.config.errors import RequestError
-from meshwright.plan.plan import ContextSplit, Plan
+from meshwright.plan.canonical import canonical, num_replicas
+from meshwright.plan.plan import Plan
 from meshwright.plan.strategies import tensor
+
+__all__ = ["SPLIT_SCHEDULES", "canonical", "check_plan", "nearest_divisors"]
 
 SPLIT_SCHEDULES = (Schedule.ZB_H1, Schedule.ZB_V)
 
 
 def check_plan(plan: Plan) -> None:
     """Raise a RequestError with every rule that `plan` breaks."""
-    problems = [*_sizes(plan), *_batch(plan), *_stages(plan), *_split(plan), *_sharding(plan), *tensor.problems(plan)]
-    problems = problems or list(_canonical(plan))
+    problems = [
+        *_arch(plan), *_start(plan), *_sizes(plan), *_batch(plan), *_stages(plan), *_split(plan), *_sharding(plan),
+        *tensor.problems(plan),
+    ] or list(_canonical(plan))  # fmt: skip
     if problems:
         raise RequestError.joined(problems)
 
 
-def canonical(plan: Plan) -> Plan:
-    """The same run with every field that decides nothing at its one value."""
-    alone = _replicas(plan) == 1 or plan.sharding.within == 1  # nobody to share with
-    sharding, execution, pipeline, optimizer = plan.sharding, plan.execution, plan.pipeline, plan.optimizer
-    stage = 0 if alone else sharding.stage
-    within = 0 if stage == 0 or sharding.within == _replicas(plan) else sharding.within
-    sharding = replace(sharding, stage=stage, within=within)
-    if stage != 3:
-        sharding = replace(sharding, reshard_after_forward=True)
-    if plan.degrees.tp == 1:
-        execution = replace(execution, sequence=False, asynchronous_tensor=False)
-    if execution.offload is Offload.NONE:
-        execution = replace(execution, offload_to="memory")
-    if plan.degrees.pp == 1:
-        pipeline = replace(pipeline, schedule=Schedule.ONE_F_ONE_B, chunks=1, stages=(plan.arch.layers,))
-    context = plan.context if plan.degrees.cp > 1 else ContextSplit()
-    if optimizer.schedule is LearningRateSchedule.CONSTANT:
-        optimizer = replace(optimizer, steps=0, min_learning_rate=0.0)
-    if optimizer.kind is OptimizerKind.SGD:
-        optimizer = replace(optimizer, betas=(0.0, 0.0), eps=0.0)
-    return replace(
-        plan, sharding=sharding, execution=execution, pipeline=pipeline, context=context, optimizer=optimizer
-    )
+def _arch(plan: Plan) -> Iterator[RequestError]:
+    try:
+        check_arch(plan.arch)
+    except RequestError as problem:
+        yield problem
 
 
-def _replicas(plan: Plan) -> int:
-    return plan.degrees.dp * plan.degrees.ep * plan.degrees.cp
+def _start(plan: Plan) -> Iterator[RequestError]:
+    if plan.start.source is Weights.LOAD and not plan.start.folder:
+        yield RequestError(
+            'model.weights = "load"', "needs the folder that holds them", ("model.hf = ...", 'model.weights = "random"')
+        )
 
 
 def _sizes(plan: Plan) -> Iterator[RequestError]:
@@ -123,7 +113,7 @@ def _split(plan: Plan) -> Iterator[RequestError]:
 
 
 def _sharding(plan: Plan) -> Iterator[RequestError]:
-    sharding, replicas = plan.sharding, _replicas(plan)
+    sharding, replicas = plan.sharding, num_replicas(plan)
     if not 0 <= sharding.stage <= 3:
         yield RequestError(f"parallel.zero = {sharding.stage}", "must be 0, 1, 2 or 3")
     if sharding.within < 0 or (sharding.within and replicas % sharding.within):
@@ -134,9 +124,14 @@ def _sharding(plan: Plan) -> Iterator[RequestError]:
         )
 
 
+_SECTIONS = (
+    "arch", "start", "data", "optimizer", "degrees", "sharding", "pipeline", "context", "execution",
+)  # fmt: skip
+
+
 def _canonical(plan: Plan) -> Iterator[RequestError]:
     wanted = canonical(plan)
-    for section in ("sharding", "execution", "pipeline", "context", "optimizer"):
+    for section in _SECTIONS:
         given, one = getattr(plan, section), getattr(wanted, section)
         if given != one:
             yield RequestError(f"plan.{section} = {given}", "has fields that decide nothing here", (f"{one}",))
