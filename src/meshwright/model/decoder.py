@@ -138,7 +138,9 @@ def build_decoder(arch: Arch, *, dtype: torch.dtype = torch.float32, device: tor
         if present:
             raise NotImplementedError(f"{arch.family} needs {part}: it can be planned and priced, but not run yet")
     with torch.device("meta"):  # no time or random numbers go into values that nobody will read
-        decoder = Decoder(arch).to(dtype)
+        decoder = Decoder(arch)
+        for parameter in decoder.parameters():  # not `to`, which wants to exchange parameters that are fake tensors
+            parameter.data = parameter.data.to(dtype)
     if torch.device(device).type != "meta":
         decoder.to_empty(device=device)
         if arch.tie_embeddings:  # to_empty gives every module a parameter of its own
