@@ -25,7 +25,7 @@ __all__ = ["ALIGN", "Contents", "Entry", "plan_container", "read_container"]
 
 ALIGN = 64
 """The data begins at a multiple of this many bytes."""
-MAX_HEADER_BYTES = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
 """The limit of the reference implementation."""
 
 
@@ -71,7 +71,7 @@ def plan_container(
         first = last
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGN)
-    if len(text) > MAX_HEADER_BYTES:
+    if len(text) > _MAX_HEADER_BYTES:
         raise ValueError(f"{len(tensors)} tensors need a header of {len(text)} bytes; the format ends at 100 MB")
     begin = 8 + len(text)
     entries = tuple(Entry(*tensors[number], begin + place) for number, place in zip(order, places, strict=True))
@@ -87,7 +87,7 @@ def read_container(read: Callable[[int, int], bytes], size: int, file: str) -> t
     if size < 8:
         raise DamagedError(file, f"has {size} bytes, too few for a safetensors file")
     length = int.from_bytes(read(0, 8), "little")
-    if length > min(size - 8, MAX_HEADER_BYTES):
+    if length > min(size - 8, _MAX_HEADER_BYTES):
         raise DamagedError(file, f"says its header has {length} bytes, in a file of {size}")
     values = parse(read(8, length), file)
     head = Reader(values, file, "the header").keys()

@@ -36,7 +36,8 @@ __all__ = [
     "step_name",
 ]
 
-CHECKPOINTS, LATEST = "checkpoints", "latest"
+CHECKPOINTS = "checkpoints"
+LATEST = "latest"
 _STEP = re.compile(r"step-(\d{8,18})")
 _LEFT = re.compile(r"(step-\d{8,18})\.(tmp|old)-[0-9a-f]+")
 

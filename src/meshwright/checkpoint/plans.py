@@ -42,6 +42,8 @@ def plan_from(value: Mapping[str, Any], file: str) -> Plan:
 def differences(saved: Mapping[str, Any], plan: Plan) -> list[str]:
     """A line `section.key: saved -> asked` for each field that decides the loss curve and is not equal."""
     before, after = dict(_leaves(saved)), dict(_leaves(plan_to_json(plan)))
+    if "bytes" not in (before.get("data.tokenizer"), after.get("data.tokenizer")):
+        before["data.tokenizer"] = after["data.tokenizer"]  # both from files, whose place decides nothing
     return [
         f"{key}: {_told(before.get(key, 'absent'))} -> {_told(after.get(key, 'absent'))}"
         for key in sorted(before.keys() | after.keys())

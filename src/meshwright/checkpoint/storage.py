@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
 
-__all__ = ["Local", "Reading", "Remote", "Storage", "Writing", "open_storage"]
+__all__ = ["Buffer", "Local", "Reading", "Remote", "Storage", "Writing", "open_storage"]
 
 Buffer = bytes | bytearray | memoryview
 

@@ -20,7 +20,7 @@ from meshwright.layout.rectangles import Rectangle, flat_rectangles
 
 __all__ = ["Box", "Filled", "stream"]
 
-WINDOW_BYTES = 24 << 20
+_WINDOW_BYTES = 24 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Filled:
     values: Tensor
 
 
-def stream(source: Source, boxes: Sequence[Box], window_bytes: int = WINDOW_BYTES) -> Iterator[Filled]:
+def stream(source: Source, boxes: Sequence[Box], window_bytes: int = _WINDOW_BYTES) -> Iterator[Filled]:
     """All elements of `boxes` in order, cast to their types. Memory: one window, and a block of the source.
 
     Raises what `fill` raises.

@@ -10,7 +10,7 @@ from meshwright.checkpoint.errors import DamagedError
 
 __all__ = ["Reader", "parse"]
 
-LIMIT = 1 << 62
+_LIMIT = 1 << 62
 """No size or count in a file is larger."""
 
 
@@ -40,11 +40,11 @@ class Reader:
             self.refuse(f"has no text {key}")
         return value
 
-    def count(self, key: str, at_most: int = LIMIT) -> int:
+    def count(self, key: str, at_most: int = _LIMIT) -> int:
         return self._count(key, self._get(key), at_most)
 
     def counts(self, key: str) -> tuple[int, ...]:
-        return tuple(self._count(key, each, LIMIT) for each in self.values(key))
+        return tuple(self._count(key, each, _LIMIT) for each in self.values(key))
 
     def values(self, key: str) -> list[Any]:
         value = self._get(key)

@@ -5,12 +5,17 @@ B  sequences    S  tokens of each    N = B*S    D  hidden    H  query heads    G
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from meshwright.arch.arch import Arch
 from meshwright.model.products import Products, separate_products
 from meshwright.model.rope import rotate
 from meshwright.model.rows import Rows
+
+Core = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""Queries (B, S, H, K), keys and values (B, S, G, K), mask -> (B, S, H, K): see `attend`."""
 
 
 class Attention(nn.Module):
@@ -19,6 +24,7 @@ class Attention(nn.Module):
     def __init__(self, arch: Arch, layer: int) -> None:
         super().__init__()
         self.products: Products = separate_products
+        self.core: Core = attend
         self.head_dim = arch.head_dim
         self.windowed = arch.window(layer) > 0
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
@@ -39,7 +45,7 @@ class Attention(nn.Module):
         if rows.cos is not None and rows.sin is not None:
             q_BSHK = rotate(q_BSHK, rows.cos, rows.sin)
             k_BSGK = rotate(k_BSGK, rows.cos, rows.sin)
-        y_BSHK = attend(q_BSHK, k_BSGK, v_BSGK, rows.window_mask if self.windowed else rows.mask)
+        y_BSHK = self.core(q_BSHK, k_BSGK, v_BSGK, rows.window_mask if self.windowed else rows.mask)
         y_ND: Tensor = self.output(y_BSHK.flatten(0, 1).flatten(1))
         return y_ND
 

@@ -1,20 +1,28 @@
-"""Text from a model, token by token: the plain model on one process, the whole context run again for each token."""
+"""Text from a model, token by token: the plain model on one process, each new token at the cost of one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from meshwright.layout.rows import whole_rows
+from meshwright.model.cache import cached
 from meshwright.model.decoder import Decoder
-from meshwright.model.rows import rows_to_torch
 
-__all__ = ["generate"]
+__all__ = ["Sampling", "choose", "generate"]
 
 
-@torch.no_grad()
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is drawn. `temperature` 0 takes the likeliest; `top_k` 0 and `top_p` 1 leave none out."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
 def generate(
     model: Decoder,
     prompt: Sequence[int],
@@ -22,37 +30,49 @@ def generate(
     *,
     context: int,
     temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
     seed: int = 0,
-    stop: int | None = None,
+    stop: int | Sequence[int] | None = None,
 ) -> Iterator[int]:
     """At most `count` tokens that follow `prompt`, which must not be empty.
 
-    `context`: tokens the model looks back on at most. `temperature` 0 takes the likeliest token; above, tokens are
-    drawn by a generator of its own that starts at `seed`. Ends before the token `stop`.
+    `context`: tokens the model looks back on at most; where a text outgrows it, its later half is read anew. Tokens
+    are drawn by a generator of its own that starts at `seed`. Ends before a token of `stop`.
     """
     if not prompt:
         raise ValueError("a prompt of at least one token is needed")
-    weight = model.head.weight
+    stops = {stop} if isinstance(stop, int) else set(stop or ())
+    sampling = Sampling(temperature, top_k, top_p)
     model.eval()
     random = torch.Generator().manual_seed(seed)
-    tokens = list(prompt)
-    for _ in range(count):
-        held = tokens[-context:]
-        rows = rows_to_torch(
-            whole_rows(0, np.zeros(1, dtype=np.int64), len(held)), model.arch, dtype=weight.dtype, device=weight.device
-        )
-        x = torch.tensor([held], device=weight.device)
-        for unit in model.units[:-1]:
-            x = unit(x, rows)
-        logits_V = model.head(x[-1:], rows)[0].double().cpu()
-        token = _choose(logits_V, temperature, random)
-        if token == stop:
-            return
-        tokens.append(token)
-        yield token
+    held = list(prompt)[-context:]
+    with cached(model, context) as cache:
+        new = held
+        for _ in range(count):
+            if cache.length + len(new) > context:
+                cache.forget()
+                new = held[-max(context // 2, 1) :]
+                held = list(new)
+            token = choose(cache.extend(new).double().cpu(), sampling, random)
+            if token in stops:
+                return
+            held.append(token)
+            new = [token]
+            yield token
 
 
-def _choose(logits_V: torch.Tensor, temperature: float, random: torch.Generator) -> int:
-    if temperature <= 0:
+def choose(logits_V: Tensor, sampling: Sampling, random: torch.Generator) -> int:
+    """Draw a token: logits (V,) divided by the temperature, the `top_k` likeliest kept, of them the fewest whose
+    probabilities reach `top_p` (Holtzman et al. 2020, arXiv:1904.09751, section 3.1), the rest renormalised."""
+    if sampling.temperature <= 0:
         return int(logits_V.argmax())
-    return int(torch.multinomial(torch.softmax(logits_V / temperature, -1), 1, generator=random))
+    shares_V = torch.softmax(logits_V / sampling.temperature, -1)
+    sorted_V, order_V = shares_V.sort(descending=True, stable=True)
+    if sampling.top_k:
+        sorted_V[sampling.top_k :] = 0
+    if sampling.top_p < 1:
+        sorted_V /= sorted_V.sum()
+        before_V = sorted_V.cumsum(-1) - sorted_V
+        sorted_V[before_V >= sampling.top_p] = 0
+    return int(order_V[int(torch.multinomial(sorted_V, 1, generator=random))])

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from meshwright.arch.arch import Arch
-from meshwright.checkpoint.load import load
-from meshwright.checkpoint.save import Progress, Saver
+from meshwright.checkpoint.loader import load
+from meshwright.checkpoint.saver import Progress, Saver
 from meshwright.comm.agree import Side
 from meshwright.comm.mesh import Mesh
 from meshwright.config.choices import Dtype, OptimizerKind, Schedule

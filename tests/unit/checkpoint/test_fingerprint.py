@@ -48,9 +48,7 @@ def test_pieces_add_up_to_the_whole(shape: tuple[int, ...], cuts: list[float]) -
     x = torch.randn(shape, generator=torch.Generator().manual_seed(2))
     size = x.numel()
     bounds = sorted({0, size, *(int(cut * size) for cut in cuts)})
-    tiles = [
-        tile for low, high in itertools.pairwise(bounds) for tile, _ in flat_rectangles(shape, low, high)
-    ]
+    tiles = [tile for low, high in itertools.pairwise(bounds) for tile, _ in flat_rectangles(shape, low, high)]
     held = [(Piece("w", tile), window(x, tile)) for tile in tiles]
     assert fingerprints(held) == {"w": fingerprint(x, full(shape))}
     assert formula.add(formula.fingerprint(window(x, tile).numpy(), tile) for tile in tiles) == by_hand(x)

@@ -21,7 +21,8 @@ from meshwright.config.errors import RequestError
 
 __all__ = ["INDEX", "SIDE_FILES", "SINGLE", "HFFolder", "open_hf", "side_files"]
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 SIDE_FILES = (
     "generation_config.json",
     "tokenizer.json",

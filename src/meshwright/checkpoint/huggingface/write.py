@@ -29,7 +29,7 @@ from meshwright.checkpoint.storage import Buffer, Writing
 from meshwright.checkpoint.stream import Box, stream
 from meshwright.checkpoint.writer import bytes_of, chunks_of
 
-__all__ = ["CONFIG", "Exported", "export_weights", "merged_config"]
+__all__ = ["CONFIG", "SHARD_BYTES", "Exported", "export_weights", "merged_config"]
 
 CONFIG = "config.json"
 SHARD_BYTES = 5_000_000_000
