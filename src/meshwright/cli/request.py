@@ -39,6 +39,7 @@ def planned(arguments: argparse.Namespace, launched: int | None = None) -> tuple
 
     ``launched``: ranks that a launcher started; without one ``--ranks`` counts. Raises ``RequestError``.
     """
+    from meshwright.arch.families import check_runs
     from meshwright.arch.resolve import arch_from_model
     from meshwright.config.built import check_built
     from meshwright.plan.resolve import resolve
@@ -50,7 +51,9 @@ def planned(arguments: argparse.Namespace, launched: int | None = None) -> tuple
         raise RequestError(
             f"--ranks {asked}", f"the launcher started {launched}", (f"--ranks {launched}", "no --ranks")
         )
-    return run, resolve(run, arch_from_model(run.model), asked if launched is None else launched)
+    arch = arch_from_model(run.model)
+    check_runs(arch)
+    return run, resolve(run, arch, asked if launched is None else launched)
 
 
 def positive(text: str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.config.choices import Dtype, Family, OptimizerKind
+from meshwright.config.choices import Dtype, OnNonfinite, OptimizerKind
 from meshwright.config.errors import RequestError
 from meshwright.config.problems import shown
 from meshwright.config.schema import RunConfig
@@ -49,19 +49,7 @@ UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("moe.z_loss", "mixture of experts"),
     Unbuilt("moe.statistic", "mixture of experts"),
     Unbuilt("moe.capacity", "mixture of experts"),
-    Unbuilt("model.family", "this family", (None, Family.LLAMA)),
-    Unbuilt("model.hf", "import from Hugging Face"),
     Unbuilt("model.weights", "import from Hugging Face"),
-    Unbuilt("model.dropout", "dropout"),
-    Unbuilt("model.rope_scaling", "rotary scaling"),
-    Unbuilt("model.sliding_window", "the sliding window", (None, 0)),
-    Unbuilt("model.qkv_bias", "query, key and value biases", (None, False)),
-    Unbuilt("model.qk_norm", "query and key norms", (None, False)),
-    Unbuilt("model.experts", "mixture of experts", (None, 0)),
-    Unbuilt("data.tokenizer", "tokenizers from files"),
-    Unbuilt("data.text_field", "reading .jsonl and .parquet"),
-    Unbuilt("data.dtype", "reading raw .bin token files"),
-    Unbuilt("data.documents", "document masks"),
     Unbuilt("optimizer.kind", "this optimizer", (OptimizerKind.ADAMW, OptimizerKind.SGD)),
     Unbuilt("precision.compute", "float8", (Dtype.FLOAT64, Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)),
     Unbuilt("checkpoint.every", "checkpointing"),
@@ -72,7 +60,7 @@ UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("survive.heartbeat_seconds", "surviving failures"),
     Unbuilt("survive.restarts", "surviving failures"),
     Unbuilt("survive.on_loss", "surviving failures"),
-    Unbuilt("survive.on_nonfinite", "surviving failures"),
+    Unbuilt("survive.on_nonfinite", "going back to a checkpoint", (OnNonfinite.STOP, OnNonfinite.SKIP)),
     Unbuilt("track.tensorboard", "TensorBoard"),
     Unbuilt("track.wandb", "Weights & Biases"),
 )
