@@ -81,7 +81,7 @@ def _optimizer(optimizer: Optimizer) -> Optimizer:
     if optimizer.schedule is LearningRateSchedule.CONSTANT:
         optimizer = replace(optimizer, steps=0, min_learning_rate=0.0)
     if optimizer.kind is OptimizerKind.SGD:
-        optimizer = replace(optimizer, betas=(0.0, 0.0), eps=0.0)
+        optimizer = replace(optimizer, betas=(0.0, 0.0), eps=0.0, weight_decay=0.0)
     return optimizer
 
 

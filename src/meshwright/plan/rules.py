@@ -23,7 +23,8 @@ SPLIT_SCHEDULES = (Schedule.ZB_H1, Schedule.ZB_V)
 def check_plan(plan: Plan) -> None:
     """Raise a RequestError with every rule that `plan` breaks."""
     problems = [
-        *_arch(plan), *_start(plan), *_sizes(plan), *_batch(plan), *_stages(plan), *_split(plan), *_sharding(plan),
+        *_arch(plan), *_start(plan), *_sizes(plan), *_batch(plan), *_chunks(plan),
+        *_stages(plan), *_split(plan), *_sharding(plan),
         *tensor.problems(plan),
     ] or list(_canonical(plan))  # fmt: skip
     if problems:
@@ -98,6 +99,18 @@ def _stages(plan: Plan) -> Iterator[RequestError]:
             f"parallel.stages = {list(stages)} (sum {sum(stages)})",
             f"must hold each of the {layers} blocks once",
             ('parallel.stages = "balanced"',),
+        )
+
+
+def _chunks(plan: Plan) -> Iterator[RequestError]:
+    schedule, chunks = plan.pipeline.schedule, plan.pipeline.chunks
+    right = {Schedule.INTERLEAVED: chunks >= 2, Schedule.ZB_V: chunks == 2}.get(schedule, chunks == 1)
+    if not right:
+        works = "2" if schedule in (Schedule.INTERLEAVED, Schedule.ZB_V) else "1"
+        yield RequestError(
+            f'parallel.chunks = {chunks} with parallel.schedule = "{schedule}"',
+            "interleaved takes chunks of at least 2, zb-v exactly 2, every other schedule 1",
+            (f"parallel.chunks = {works}",),
         )
 
 
