@@ -31,6 +31,14 @@ class Host(StrEnum):
     MODERN = "modern"
 
 
+class Loss(StrEnum):
+    """How cross entropy is computed. auto: fused beside kernels whose packages bring one, triton and flash3."""
+
+    AUTO = "auto"
+    PLAIN = "plain"
+    FUSED = "fused"
+
+
 class Following(StrEnum):
     """literal: exactly the program that this project executes. usual: as large trainers do where it differs:
     updated parameters are gathered under the next forward, and messages between stages are cut over the tensor axis.
@@ -42,7 +50,7 @@ class Following(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`matrix_flops`: dense products a second by dtype, as on the data sheet; `matrix_share`: achieved by large ones."""
+    """`matrix_flops`: dense products a second by dtype, as on the data sheet; `matrix_share`: achieved by large ones alone."""
 
     name: str
     generation: str
@@ -52,12 +60,12 @@ class Device:
     processors: int = 1
     matrix_share: Mapping[str, float] = field(default_factory=dict)
     memory_share: float = 0.0  # 0: the model's own
-    power_w: float = 0.0  # of this part, and of the part whose peaks are stated: what runs at less power runs slower
+    power_w: float = 0.0  # of this part, and what its stated peaks need: with less power the clock falls
     rated_power_w: float = 0.0
 
     @property
-    def clock(self) -> float:
-        """Sustained share of the rated speed of products: under a power limit it goes with power."""
+    def power_share(self) -> float:
+        """Power over what the stated peak needs, at most 1."""
         return min(1.0, self.power_w / self.rated_power_w) if self.power_w and self.rated_power_w else 1.0
 
 
@@ -95,6 +103,7 @@ class Software:
     elementwise: Elementwise = Elementwise.FUSED
     host: Host = Host.MODERN
     release: str = ""
+    loss: Loss = Loss.AUTO
     following: Following = Following.USUAL
     grace: bool = False
     share: float = 1.0

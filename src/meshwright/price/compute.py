@@ -147,6 +147,9 @@ def _elementwise(target: Target, layouts: Layouts, block: BlockShape, tokens: Ar
     inner = (16 + (6 if shapes.gated else 4) * ratio) / layouts.tp
     if target.low_precision:
         inner = inner + 3 * (3 + ratio) / layouts.tp
+    if target.eager and target.arch.rope is not None:
+        rotated = (shapes.heads + shapes.kv_heads) * shapes.score_dim / shapes.hidden
+        inner = inner + values["elementwise.rotary"] * rotated / layouts.tp
     factor = values["elementwise.eager"] if target.eager else 1.0
     scale = tokens * shapes.hidden * wide / target.memory_rate
     routed = shapes.active if block.routed else 0

@@ -33,23 +33,23 @@ class Constant:
     source: str
 
 
-_MAMF = "largest achieved product, ml-engineering compute/accelerator (2026-08), over the data sheet"
 _RUNS = "published step times, docs/pricing.md"
 
 _TABLE = (
-    # Products: achieved share of the peak by large ones, by generation and bits.
-    Constant("matrix.volta.16", 0.80, Kind.PRIOR, "large products of cuBLAS 10 on V100"),
-    Constant("matrix.ampere.16", 0.87, Kind.MEASURED, f"271 of 312 TFLOP/s; {_MAMF}"),
-    Constant("matrix.ada.16", 0.80, Kind.PRIOR, "as other generations"),
-    Constant("matrix.ada.8", 0.75, Kind.PRIOR, "as other generations"),
-    Constant("matrix.hopper.16", 0.69, Kind.FITTED, f"{_RUNS}; alone it reaches 0.80 ({_MAMF}), in training less"),
-    Constant("matrix.hopper.8", 0.69, Kind.FITTED, f"{_RUNS}; alone 0.71 ({_MAMF})"),
-    Constant("matrix.blackwell.16", 0.77, Kind.MEASURED, f"1745 of 2250 TFLOP/s (B200); {_MAMF}"),
-    Constant("matrix.blackwell.8", 0.72, Kind.FITTED, f"{_RUNS}; alone 0.76 ({_MAMF})"),
-    Constant("matrix.blackwell.4", 0.55, Kind.PRIOR, "no measurement found"),
-    Constant("matrix.cdna3.16", 0.58, Kind.MEASURED, f"MI300X, about 760 of 1307 TFLOP/s; {_MAMF}"),
-    Constant("matrix.cdna3.8", 0.45, Kind.PRIOR, "no measurement found"),
-    Constant("matrix.cpu.32", 0.60, Kind.PRIOR, "products of a few hundred rows on a few cores"),
+    # Products in training over the same products alone (whose share of the peak stands in the device's file).
+    Constant("matrix.volta.16", 0.95, Kind.PRIOR, "as ampere, on older libraries"),
+    Constant("matrix.ampere.16", 1.00, Kind.MEASURED, "published step times reach what products reach alone"),
+    Constant("matrix.ada.16", 0.95, Kind.PRIOR, "as ampere"),
+    Constant("matrix.ada.8", 0.95, Kind.PRIOR, "as ampere"),
+    Constant("matrix.hopper.16", 0.86, Kind.FITTED, _RUNS),
+    Constant("matrix.hopper.8", 0.99, Kind.FITTED, _RUNS),
+    Constant("matrix.blackwell.16", 0.97, Kind.PRIOR, "as blackwell in 8 bits"),
+    Constant("matrix.blackwell.8", 0.97, Kind.FITTED, _RUNS),
+    Constant("matrix.blackwell.4", 0.97, Kind.PRIOR, "as blackwell in 8 bits"),
+    Constant("matrix.cdna3.16", 0.95, Kind.PRIOR, "as ampere"),
+    Constant("matrix.cdna3.8", 0.95, Kind.PRIOR, "as ampere"),
+    Constant("matrix.cpu.32", 1.00, Kind.PRIOR, "no other limit known"),
+    Constant("clock.power", 0.75, Kind.FITTED, f"{_RUNS}: sustained clock = (power / power that the peak needs)^x"),
     # Fused attention: share of the 16-bit peak at long sequences.
     Constant("attention.volta.triton", 0.30, Kind.PRIOR, "no measurement found"),
     Constant("attention.ampere.triton", 0.40, Kind.FITTED, _RUNS),
@@ -78,6 +78,7 @@ _TABLE = (
     # Memory traffic.
     Constant("memory.share", 0.80, Kind.MEASURED, "streaming kernels reach 0.8-0.9 of the data sheet"),
     Constant("elementwise.eager", 1.63, Kind.FITTED, f"{_RUNS}: traffic of unfused elementwise kernels over fused"),
+    Constant("elementwise.rotary", 24, Kind.PRIOR, "bytes a query or key element of eager float32 rotation, forward"),
     Constant("elementwise.backward.stream", 40 / 22, Kind.PRIOR, "bytes of backward over forward, residual stream"),
     Constant("elementwise.backward.inner", 1.6, Kind.PRIOR, "bytes of backward over forward, inner activations"),
     Constant("logits.bytes.fused", 30, Kind.PRIOR, "float32 cross entropy, forward and backward, a logit"),
@@ -98,11 +99,16 @@ _TABLE = (
     Constant("link.hop.network_s", 14e-6, Kind.MEASURED, "NCCL graph/tuning.cc, ring, Simple, network"),
     Constant("overlap.tensor", 0.60, Kind.PRIOR, "hidden share of tensor collectives cut into chunks under products"),
     Constant("overlap.experts", 0.20, Kind.PRIOR, "hidden share of the experts' all-to-all"),
+    Constant("overlap.experts.graphs", 0.60, Kind.PRIOR, "the same where releases from 26.06 capture graphs"),
     Constant("overlap.slow", 0.10, Kind.PRIOR, "what computing and communicating at once costs of the shorter"),
     Constant("overlap.reduce", 0.85, Kind.PRIOR, "hidden share of gradient sums that fit under a backward"),
     Constant("overlap.border", 0.70, Kind.PRIOR, "hidden share of sends between stages of modern stacks"),
     # Memory outside tensors.
     Constant("memory.slack", 1.03, Kind.MEASURED, "reserved over allocated: median 1.026 of eight published pairs"),
+    Constant("memory.flat", 0.75, Kind.PRIOR, "flat copies of legacy sharded optimizers, in gradients"),
+    Constant("memory.working", 1.35, Kind.PRIOR, "a recomputed block's working set, gradients of activations among it"),
+    Constant("memory.logits.plain", 12, Kind.MEASURED, "bytes a logit: 16-bit, float32 log-probabilities, two gradients"),
+    Constant("memory.logits.fused", 8, Kind.PRIOR, "the same where the loss works in place"),
     Constant("memory.context_bytes", 2.0e9, Kind.MEASURED, "CUDA context and libraries: 0.5-1 GB, and their workspaces"),
     Constant("memory.communicator_bytes", 0.6e9, Kind.PRIOR, "channel buffers of one kind of group"),
 )  # fmt: skip

@@ -82,4 +82,5 @@ def _experts(target: Target, layouts: Layouts, tokens: Array) -> Array:
     buffer = tokens / stream * shapes.active * shapes.hidden * target.stored
     group = way(target, layouts.ep, layouts.stride(Axis.EP))
     once = exchange_seconds(target, buffer, group, shapes.active)
-    return np.asarray(2 * share * once * (1 - target.values["overlap.experts"]))
+    hidden = target.values["overlap.experts.graphs" if target.captured else "overlap.experts"]
+    return np.asarray(2 * share * once * (1 - hidden))

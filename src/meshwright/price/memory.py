@@ -59,16 +59,25 @@ class Kept:
 
 
 @lru_cache(maxsize=256)
-def kept(arch: Arch, sequence: int, compute: Dtype) -> Kept:
-    """What the table of saved tensors says of a mean block on a device with fused norms."""
+def kept(arch: Arch, sequence: int, compute: Dtype, fused: bool = False, low: bool = False) -> Kept:
+    """What the table of saved tensors says of a mean block on a device with fused norms.
+
+    `fused`: one kernel makes the gated product and keeps its two inputs only. `low`: products keep the 8-bit inputs
+    that they multiplied.
+    """
     setting = Setting(1, sequence, fused_norms=True)
     sums = {"stream": 0.0, "gathered": 0.0, "inner": 0.0, "router": 0.0}
     for unit in range(1, arch.layers + 1):
         for each in saved(arch, unit, setting):
-            if each.name == "attention.mask":
+            if each.name == "attention.mask" or (fused and arch.gated and each.name.endswith(".activation")):
                 continue
-            sums[_cut(each.name)] += each.elements * each.role.num_bytes(compute)
+            cast = low and each.name.endswith(_MULTIPLIED)
+            sums[_cut(each.name)] += each.elements * (1 if cast else each.role.num_bytes(compute))
     return Kept(**{name: total / arch.layers / sequence for name, total in sums.items()})
+
+
+_MULTIPLIED = ("_norm.output", "attention.output", ".product", "experts.input")
+"""Tensors kept as inputs of products."""
 
 
 def _cut(name: str) -> str:
@@ -131,6 +140,9 @@ def _states(target: Target, layouts: Layouts, held: Weights, stage: int) -> dict
     gradients = np.where(scattered, shard, whole) * reduced
     if target.legacy and reduced > stored:
         gradients = gradients + np.where(scattered, 0.0, whole) * stored  # a gradient of each type side by side
+    if target.legacy:  # sums of sharded optimizers go through flat copies
+        flat = np.where((zero == 1) | (zero == 2), whole, 0.0)
+        gradients = gradients + flat * reduced * target.values["memory.flat"]
     owned = np.where(zero > 0, shard, whole)
     has_master = wide != stored or precision.compute is Dtype.FLOAT8
     parameters = np.where(zero == 3, np.where(kept_whole, whole, shard), whole) * stored
@@ -153,17 +165,21 @@ def _activations(target: Target, layouts: Layouts, tokens: Array, blocks: Array,
     entry = tokens * target.shapes.hidden * target.stored / stream
     full = (layouts.recompute == RECOMPUTES.index(Recompute.FULL)) * target.cluster.software.share
     held = full * entry + (1 - full) * each
-    working = np.where(full > 0, each, 0.0)
-    return np.asarray(blocks * flight * held + working)
+    gathered = np.where(layouts.sequence > 0, 2 * tokens * target.shapes.hidden * target.stored, 0.0)
+    working = np.where(full > 0, target.values["memory.working"] * each + gathered, 0.0)
+    literal = target.cluster.software.following is Following.LITERAL
+    outputs = np.where(layouts.pp > 1, flight * entry, 0.0) * (not literal)  # usual pipelines keep what they sent
+    return np.asarray(blocks * flight * held + working + outputs)
 
 
 def block_bytes(target: Target, layouts: Layouts, tokens: Array) -> Array:
     """What one block keeps of one micro-batch without full recomputation."""
-    table = kept(target.arch, target.sequence, Dtype.BFLOAT16 if target.stored == 2 else target.precision.compute)
-    tp = layouts.tp
+    tp, usual = layouts.tp, target.cluster.software.following is Following.USUAL
+    fused = usual and not target.eager
+    dtype = Dtype.BFLOAT16 if target.stored == 2 else target.precision.compute
+    table = kept(target.arch, target.sequence, dtype, fused, fused and target.low_precision)
     stream = np.where(layouts.sequence > 0, tp, 1.0)
-    literal = target.cluster.software.following is Following.LITERAL
-    inputs = np.ones_like(tp) if literal or target.legacy else stream
+    inputs = stream if fused else np.ones_like(tp)
     out = tokens * (table.stream / stream + table.gathered / inputs + table.inner / tp + table.router)
     if target.unfused:
         selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
@@ -174,7 +190,8 @@ def block_bytes(target: Target, layouts: Layouts, tokens: Array) -> Array:
 
 def _logits(target: Target, layouts: Layouts, tokens: Array) -> Array:
     """16-bit logits, their float32 copy, and its gradient: a micro-batch at a time."""
-    each = 2 * target.stored + 4 if target.stored < 4 else 3 * target.stored
+    loss = "memory.logits.fused" if target.fused_loss else "memory.logits.plain"
+    each = target.values[loss] if target.stored < 4 else 3 * target.stored
     return np.asarray(tokens * target.shapes.vocab / layouts.tp * each)
 
 

@@ -9,7 +9,7 @@ from meshwright.arch.arch import Arch
 from meshwright.config.choices import Dtype, Family
 from meshwright.config.errors import RequestError
 from meshwright.plan.plan import Plan, Precision
-from meshwright.price.cluster import Attention, Cluster, Elementwise, Host
+from meshwright.price.cluster import Attention, Cluster, Elementwise, Host, Loss
 from meshwright.price.constants import VALUES
 from meshwright.price.shapes import Shapes, shapes
 
@@ -59,7 +59,7 @@ class Target:
     def attention_peak(self) -> float:
         """Peak FLOP/s of fused attention before its own share."""
         dtype = "bfloat16" if self.low_precision else self._products
-        return self._peak(dtype)[1] * self.cluster.device.clock
+        return self._peak(dtype)[1] * self._clock
 
     @property
     def attention_share(self) -> float:
@@ -75,6 +75,13 @@ class Target:
     @property
     def unfused(self) -> bool:
         return self.cluster.software.attention is Attention.UNFUSED
+
+    @property
+    def fused_loss(self) -> bool:
+        """Whether the loss works in place."""
+        software = self.cluster.software
+        auto = software.attention in (Attention.TRITON, Attention.FLASH3)
+        return software.loss is Loss.FUSED or (software.loss is Loss.AUTO and auto)
 
     @property
     def eager(self) -> bool:
@@ -96,13 +103,18 @@ class Target:
         asked = self.cluster.software.predicted
         return (self.arch.family == Family.DEEPSEEK_V3) if asked < 0 else asked
 
+    @property
+    def captured(self) -> bool:
+        """Whether the stack captures blocks with experts in graphs and runs their exchanges beside other work."""
+        software = self.cluster.software
+        return software.grace and (not software.release or _year_month(software.release) >= (26, 6))
+
     def host_seconds(self, routed: bool) -> float:
         """Seconds the host needs to launch a block, forward and backward."""
         software, values = self.cluster.software, self.values
         if routed:
             seconds = values["host.experts"] * (values["host.grace"] if software.grace else 1.0)
-            captured = software.grace and (not software.release or _year_month(software.release) >= (26, 6))
-            return seconds * (values["host.graphs"] if captured else 1.0)
+            return seconds * (values["host.graphs"] if self.captured else 1.0)
         if self.eager:
             return values["host.eager"]
         return values["host.legacy" if self.legacy else "host.fused"]
@@ -110,10 +122,13 @@ class Target:
     def _rate(self, dtype: str) -> float:
         device = self.cluster.device
         name, peak = self._peak(dtype)
-        share = device.matrix_share.get(name) or self.values.get(f"matrix.{device.generation}.{_BITS[name]}")
-        if share is None:
-            share = self.values[f"matrix.{device.generation}.16"] if _BITS[name] >= 16 else 0.7
-        return peak * share * device.clock
+        training = self.values.get(f"matrix.{device.generation}.{_BITS[name]}", 1.0)
+        return peak * device.matrix_share.get(name, 0.75) * training * self._clock
+
+    @property
+    def _clock(self) -> float:
+        """Sustained share of the clock of the stated peaks."""
+        return float(self.cluster.device.power_share ** self.values["clock.power"])
 
     def _peak(self, dtype: str) -> tuple[str, float]:
         """The dtype on the data sheet that `dtype` runs as, and its peak."""

@@ -58,6 +58,8 @@ def words(row: Row, recompute: str | None = None, share: float = 1.0) -> list[st
     out = [*_model(row), *_mesh(row), *_precision(row), *_software(row), *_fabric(row)]
     said = row["recompute"] or recompute or "none"
     kind = "selective" if said.startswith("selective") else said
+    if said == "selective(op SAC)":  # torchtitan: every other product is kept, everything else runs again
+        kind, share = "full", 0.6
     out.append(f"parallel.recompute={kind}")
     if share < 1:
         out.append(f"cluster.software.share={share}")
@@ -116,7 +118,9 @@ def _mesh(row: Row) -> Iterator[str]:
     if micro is None:  # torchtitan's default at that time: as many micro-batches as stages
         micro = max(1, row["global_batch"] // (layout["dp"] * layout["pp"]))
     yield f"batch.micro={micro}"
-    yield f"batch.global={row['global_batch']}"
+    yield f"batch.global={row['global_batch'] or micro * layout['dp'] * layout['pp']}"
+    if row["id"].startswith("nanotron"):
+        return  # balances by the cost of blocks and head, as "balanced" does
     stages = stage_map(row["model"]["layers"], layout["pp"], layout["vpp"])
     if stages:
         yield f"parallel.stages={stages}"
