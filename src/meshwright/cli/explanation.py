@@ -11,9 +11,11 @@ from meshwright.layout.axes import Axis
 from meshwright.layout.groups import groups
 from meshwright.observe.figures import bytes_text, table_lines
 from meshwright.plan.action import Kind
+from meshwright.plan.folds.draw import draw_text
 from meshwright.plan.folds.ledger import Row, ledger
 from meshwright.plan.folds.memory import memory
 from meshwright.plan.folds.narrate import describe_rank, narrate
+from meshwright.plan.folds.timeline import flop_durations, planned_timeline
 from meshwright.plan.folds.words import units_in_words
 from meshwright.plan.hash import plain
 from meshwright.plan.pieces import parameter_pieces
@@ -21,7 +23,7 @@ from meshwright.plan.plan import Plan
 from meshwright.plan.program import program
 from meshwright.plan.stages import stage_units
 
-__all__ = ["explain_plan", "explain_rank", "plan_object", "program_lines", "rank_object"]
+__all__ = ["explain_plan", "explain_rank", "plan_object", "program_lines", "rank_object", "schedule_lines"]
 
 
 def explain_plan(plan: Plan) -> Iterator[str]:
@@ -50,6 +52,13 @@ def program_lines(plan: Plan, rank: int) -> Iterator[str]:
     """The step program of a rank, an action a line."""
     yield from _section(f"program of rank {rank}, training", narrate(plan, rank))
     yield from _section(f"program of rank {rank}, evaluation", narrate(plan, rank, Kind.EVALUATE))
+
+
+def schedule_lines(plan: Plan, width: int) -> Iterator[str]:
+    """The pipeline drawn, computing at equal speed on every stage and sending in no time."""
+    timeline = planned_timeline(plan, flop_durations(plan))
+    title = f"{plan.pipeline.schedule}, {plan.accumulation} micro-batches, bubble {timeline.bubble:.1%} by FLOPs"
+    yield from _section(title, draw_text(timeline, width - 2))
 
 
 def plan_object(plan: Plan) -> dict[str, Any]:

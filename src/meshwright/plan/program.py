@@ -63,17 +63,18 @@ def _lower(plan: Plan, stage: int, kind: Kind, schedule: ScheduleFunction) -> Pr
     count_tokens(plan, out)
     for slot in slots:
         borders.before(out, slot)
-        _run(out, slot, parameters, gradients)
+        _run(out, slot, borders, parameters, gradients)
         borders.after(out, slot)
     borders.finish(out)
     close_step(plan, stage, kind, out)
     return Program(stage, kind, tuple(out.actions), stage_buckets(plan, stage))
 
 
-def _run(out: Listing, slot: Slotted, parameters: Parameters, gradients: Gradients) -> None:
+def _run(out: Listing, slot: Slotted, borders: Borders, parameters: Parameters, gradients: Gradients) -> None:
     for compute in slot.computes:
         parameters.before(out, compute)
         gradients.before(out, compute)
+        borders.needed(out, slot, compute)
         out.add(compute.action)
         parameters.after(out, compute)
         gradients.after(out, compute)

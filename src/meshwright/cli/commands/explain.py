@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 
 from meshwright.cli import request
@@ -16,6 +17,7 @@ HELP = "print the resolved plan: batch arithmetic, groups, buckets, what a rank 
 EXAMPLES = """\
 meshwright explain run.toml mesh.dp=4
 meshwright explain mesh.dp=2 --rank 1         one rank: coordinates, peers, pieces, sends
+meshwright explain mesh.pp=2 --schedule       the pipeline, drawn
 meshwright explain mesh.dp=2 --program        the step, an action a line
 meshwright explain mesh.dp=fill --ranks 8 --json"""
 
@@ -27,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     request.run_file_arguments(parser)
     parser.add_argument("--ranks", type=request.positive, metavar="N", help='number of ranks; for mesh.dp = "fill"')
     parser.add_argument("--rank", type=request.natural, metavar="R", help="explain one rank")
+    parser.add_argument("--schedule", action="store_true", help="draw the pipeline, a line a stage")
     parser.add_argument("--program", action="store_true", help="print the step program too, an action a line")
 
 
@@ -44,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(explanation.plan_object(plan) if rank is None else explanation.rank_object(plan, rank))
         return 0
     lines = [*(explanation.explain_plan(plan) if rank is None else explanation.explain_rank(plan, rank))]
+    if arguments.schedule:
+        lines += explanation.schedule_lines(plan, shutil.get_terminal_size((120, 24)).columns)
     if arguments.program:
         lines += explanation.program_lines(plan, rank or 0)
     print_styled("\n".join(lines).rstrip(), _STYLES, sys.stdout)

@@ -1,6 +1,7 @@
 """Borders between stages: activations travel forward, their cotangents back.
 
-    at the start of a slot   post its receive and the next one due, then wait for its own
+    at the start of a slot   post its receive and the next one due
+    before it is needed      wait for its own: a recomputation ahead of a backward needs none
     at the end               wait for the channel's previous send, then send
 
 Receives are posted one ahead, so each direction of each link has a communicator of its own: with a shared one the
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Action, Op, Phase, What
-from meshwright.plan.lowering.computes import Slotted
+from meshwright.plan.lowering.computes import Compute, Slotted
 from meshwright.plan.lowering.listing import Listing
 from meshwright.plan.plan import Plan
 from meshwright.plan.schedules import Work
@@ -56,8 +57,12 @@ class Borders:
         for message in (needed, following):
             if message is not None:
                 self._post(out, message)
-        if needed is not None:
-            out.wait(self._posted[needed])
+
+    def needed(self, out: Listing, slot: Slotted, compute: Compute) -> None:
+        """Right before a compute of `slot`: what the slot received must be here by its first use."""
+        message = self._needs.get(slot.index)
+        if message is not None and compute.action.op is not Op.RECOMPUTE:
+            out.wait(self._posted[message])
 
     def after(self, out: Listing, slot: Slotted) -> None:
         message = self._leaving(slot)
