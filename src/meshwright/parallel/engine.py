@@ -26,6 +26,7 @@ from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.executor import Executor
 from meshwright.parallel.split import WeightProducts
 from meshwright.parallel.store import Store
+from meshwright.parallel.support import check_supported
 from meshwright.parallel.tensor import apply_tensor, tensor_axis
 from meshwright.plan.action import Action, Kind
 from meshwright.plan.plan import Plan
@@ -81,6 +82,7 @@ class Engine:
     ) -> None:
         if plan.degrees != mesh.degrees:
             raise ValueError(f"the plan is for {plan.degrees}, the mesh is {mesh.degrees}")
+        check_supported(plan)
         self.plan, self.mesh = plan, mesh
         self.allocator = Allocator(torch.device(device))
         training = program(plan, mesh.rank, Kind.TRAIN, schedule)
