@@ -140,7 +140,8 @@ class Engine:
         named = ExitStack()
         named.enter_context(registered({name: self.mesh.communicator(GroupName.TP)}))
         weakref.finalize(self, named.close)
-        apply_tensor(list(units.values()), tensor_axis(self.plan, self.mesh.coordinates, name))
+        axis = tensor_axis(self.plan, self.mesh.coordinates, name, self._products)
+        apply_tensor(list(units.values()), axis)
 
     def _adopt_parameters(self) -> None:
         """Put the stores' parameters where the plain model has its own; every one of this stage exactly once."""

@@ -27,7 +27,7 @@ from meshwright.model.decoder import Head
 from meshwright.model.loss import loss
 from meshwright.parallel.store import Store
 
-__all__ = ["Stash", "WeightProducts"]
+__all__ = ["Place", "Stash", "WeightProducts"]
 
 
 @dataclass(slots=True)
@@ -88,6 +88,10 @@ class WeightProducts:
             return nn.functional.linear(x_NI, weight_OI, bias_O)
         out: Tensor = _Product.apply(x_NI, weight_OI, bias_O, self, place)  # type: ignore[no-untyped-call]
         return out
+
+    def place(self, weight_OI: Tensor) -> Place | None:
+        """Where the gradient of a parameter lies; None where it is not trained."""
+        return self._places.get(id(weight_OI))
 
     def add(self, place: Place, g_NO: Tensor, x_NI: Tensor) -> None:
         if self.stash is None:

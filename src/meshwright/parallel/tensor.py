@@ -24,29 +24,42 @@ from meshwright.model.attention import Attention
 from meshwright.model.decoder import Block, Embedding, Head
 from meshwright.model.mlp import MLP, GatedMLP
 from meshwright.model.rows import Rows
+from meshwright.parallel.split import WeightProducts
+from meshwright.parallel.tensor_direct import direct_column, direct_loss, direct_row
 from meshwright.parallel.tensor_linear import column_product, row_product
 from meshwright.parallel.tensor_vocabulary import vocabulary_look_up, vocabulary_loss
 from meshwright.plan.owners import owners
 from meshwright.plan.plan import Plan
 
-__all__ = ["RowLinear", "TensorAxis", "apply_tensor", "held_rows"]
+__all__ = ["RowLinear", "TensorAxis", "apply_tensor", "held_rows", "tensor_axis"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorAxis:
     """Where a rank stands on the tensor axis, as its modules need it.
 
-    `group` is a registered name. `held` is (first, number) of the tokens of the vocabulary that stand here.
+    `group` is a registered name. `held` is (first, number) of the tokens of the vocabulary that stand here. `direct`
+    takes the weight products of an eager run; None where a compiled graph needs operations that it can trace.
     """
 
     group: str
     sequence: bool
     held: tuple[int, int]
+    direct: WeightProducts | None = None
 
     def products(self, x_ND: Tensor, linears: Sequence[nn.Linear]) -> Sequence[Tensor]:
         """`model.products.Products`, column-parallel."""
+        weights = [linear.weight for linear in linears]
         biases = [bias for linear in linears if (bias := _bias(linear)) is not None]
-        return column_product(x_ND, [linear.weight for linear in linears], biases, self.group, self.sequence)
+        if self.direct is not None:
+            return direct_column(x_ND, weights, biases, self.group, self.sequence, self.direct)
+        return column_product(x_ND, weights, biases, self.group, self.sequence)
+
+    def row_product(self, x_NI: Tensor, weight_DI: Tensor) -> Tensor:
+        """(N, I) -> (N, D), or (N/T, D) under sequence parallel."""
+        if self.direct is not None:
+            return direct_row(x_NI, weight_DI, self.group, self.sequence, self.direct)
+        return row_product(x_NI, weight_DI, self.group, self.sequence)
 
     def look_up(self, tokens_BS: Tensor, rows: Rows, weight: Tensor, positions: Tensor | None) -> Tensor:
         """`model.decoder.Lookup`, vocabulary-parallel."""
@@ -56,6 +69,8 @@ class TensorAxis:
 
     def loss(self, x_ND: Tensor, weight: Tensor, labels_BS: Tensor, count: Tensor) -> Tensor:
         """`model.decoder.Criterion`, vocabulary-parallel."""
+        if self.direct is not None:
+            return direct_loss(x_ND, weight, labels_BS, count, self.held, self.group, self.sequence, self.direct)
         return vocabulary_loss(x_ND, weight, labels_BS, count, self.held, self.group, self.sequence)
 
 
@@ -69,14 +84,15 @@ class RowLinear(nn.Module):
 
     def forward(self, x_NI: Tensor) -> Tensor:
         """(N, I) -> (N, D), or (N/T, D) under sequence parallel."""
-        y_ND = row_product(x_NI, self.weight, self.axis.group, self.axis.sequence)
+        y_ND = self.axis.row_product(x_NI, self.weight)
         return y_ND if self.bias is None else y_ND + self.bias
 
 
-def tensor_axis(plan: Plan, at: Coordinates, group: str) -> TensorAxis:
+def tensor_axis(plan: Plan, at: Coordinates, group: str, products: WeightProducts) -> TensorAxis:
     """The tensor axis of the rank at `at`; `group` is the registered name of its tensor group."""
     (table,) = (owner for owner in owners(plan) if owner.tensor.name == "embedding.weight")
-    return TensorAxis(group, plan.execution.sequence, _rows_held(plan, at, table))
+    direct = None if plan.execution.compile else products
+    return TensorAxis(group, plan.execution.sequence, _rows_held(plan, at, table), direct)
 
 
 def apply_tensor(units: Sequence[nn.Module], axis: TensorAxis) -> None:

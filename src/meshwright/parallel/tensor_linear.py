@@ -1,4 +1,4 @@
-"""Column- and row-parallel products, each with its collective in one custom operation.
+"""Column- and row-parallel products, each with its collective in one operation.
 
     N  tokens of the tensor group      D  hidden      O  outputs held here      I  inputs held here      T  ranks
 
@@ -8,11 +8,14 @@
 
 In brackets: under sequence parallel, where the stream is (N/T, D). Weights that lie behind one another in a bucket
 (query, key, value; gate, up) are one product.
+
+Custom operations, whose gradients autograd carries, serve compiled graphs; `tensor_direct` is the eager form of the
+same kernels, whose weight products are written where they belong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ from torch import Tensor
 
 from meshwright.comm.custom import begin_sum, gathered, size_of
 
-__all__ = ["column_product", "row_product"]
+__all__ = ["begin_input_gradient", "column_forward", "column_product", "row_forward", "row_product"]
 
 
 def column_product(
@@ -44,24 +47,47 @@ def row_product(x_NI: Tensor, weight_DI: Tensor, group: str, sequence: bool) -> 
     return out
 
 
+def column_forward(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], group: str, sequence: bool
+) -> tuple[Tensor, Tensor]:
+    """x (N, D), or (N/T, D) under `sequence` -> (y (N, O), x whole)."""
+    x_ND = gathered(x, group) if sequence else x
+    runs = _runs(weights)
+    if len(runs) == 1:
+        y_NO = torch.mm(x_ND, runs[0].t())
+    else:
+        y_NO = x.new_empty(x_ND.shape[0], sum(run.shape[0] for run in runs))
+        first = 0
+        for run in runs:
+            torch.mm(x_ND, run.t(), out=y_NO[:, first : first + run.shape[0]])
+            first += run.shape[0]
+    if biases:
+        y_NO.add_(torch.cat(list(biases)))
+    return y_NO, x_ND
+
+
+def begin_input_gradient(
+    gs: Sequence[Tensor], weights: Sequence[Tensor], group: str, sequence: bool
+) -> Callable[[], Tensor]:
+    """Cotangents (N, O_i) of the products -> the launched sum of the input's gradient: (N, D) or (N/T, D)."""
+    dx_ND = torch.mm(gs[0], weights[0])
+    for g, weight in zip(gs[1:], weights[1:], strict=True):
+        dx_ND.addmm_(g, weight)
+    return begin_sum(dx_ND, group, scatter=sequence)
+
+
+def row_forward(x_NI: Tensor, weight_DI: Tensor, group: str, sequence: bool) -> Tensor:
+    """(N, I) -> (N, D), or (N/T, D) under `sequence`."""
+    return begin_sum(torch.mm(x_NI, weight_DI.t()), group, scatter=sequence)()
+
+
 @torch.library.custom_op("meshwright::column", mutates_args=())
 def _column(
     x: Tensor, weights: list[Tensor], biases: list[Tensor], group: str, sequence: bool
 ) -> tuple[Tensor, Tensor]:
     """-> (y (N, O), the gathered x (N, D) that backward needs; empty where x is whole)."""
-    kept = gathered(x, group) if sequence else x.new_empty(0)
-    x_ND = kept if sequence else x
-    runs = _runs(weights)
-    if len(runs) == 1 and not biases:
-        return torch.mm(x_ND, runs[0].t()), kept
-    y_NO = x.new_empty(x_ND.shape[0], sum(run.shape[0] for run in runs))
-    first = 0
-    for run in runs:
-        torch.mm(x_ND, run.t(), out=y_NO[:, first : first + run.shape[0]])
-        first += run.shape[0]
-    if biases:
-        y_NO.add_(torch.cat(biases))
-    return y_NO, kept
+    y_NO, x_ND = column_forward(x, weights, biases, group, sequence)
+    return y_NO, x_ND if sequence else x.new_empty(0)
 
 
 @torch.library.custom_op("meshwright::column_backward", mutates_args=())
@@ -69,15 +95,8 @@ def _column_backward(
     g: Tensor, x: Tensor, weights: list[Tensor], group: str, sequence: bool, biased: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """g (N, O), x (N, D) -> (dx (N, D) or (N/T, D), dW (O, D), db (O,) or empty)."""
-    g = g.contiguous()
-    dx_ND: Tensor | None = None
-    first = 0
-    for run in _runs(weights):
-        part = g[:, first : first + run.shape[0]]
-        dx_ND = torch.mm(part, run) if dx_ND is None else dx_ND.addmm_(part, run)
-        first += run.shape[0]
-    assert dx_ND is not None
-    end = begin_sum(dx_ND, group, scatter=sequence)
+    runs = _runs(weights)
+    end = begin_input_gradient(torch.split(g, [run.shape[0] for run in runs], dim=1), runs, group, sequence)
     dw_OD = torch.mm(g.t(), x)
     db_O = g.sum(0) if biased else g.new_empty(0)
     return end(), dw_OD, db_O
@@ -85,7 +104,7 @@ def _column_backward(
 
 @torch.library.custom_op("meshwright::row", mutates_args=())
 def _row(x: Tensor, weight: Tensor, group: str, sequence: bool) -> Tensor:
-    return begin_sum(torch.mm(x, weight.t()), group, scatter=sequence)()
+    return row_forward(x, weight, group, sequence)
 
 
 @torch.library.custom_op("meshwright::row_backward", mutates_args=())
@@ -95,7 +114,7 @@ def _row_backward(g: Tensor, x: Tensor, weight: Tensor, group: str, sequence: bo
     return torch.mm(g_ND, weight), torch.mm(g_ND.t(), x)
 
 
-def _runs(weights: list[Tensor]) -> list[Tensor]:
+def _runs(weights: Sequence[Tensor]) -> list[Tensor]:
     """Weights (O_i, D) joined where one begins in memory where the last one ended."""
     runs = [weights[0]]
     for weight in weights[1:]:

@@ -10,6 +10,8 @@ the label's logit where the label is here), gathered in one collective of 3 N nu
 Logits are made, read and turned into exp(l - m_r) in chunks of tokens, in place: what is kept for backward is (N, V)
 in the compute dtype; whatever is more precise lives for one chunk. Products read the rows that stand for tokens alone,
 so what the padding of an uneven cut holds cannot matter.
+
+The custom operation serves compiled graphs; `tensor_direct` is the eager form of the same kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from meshwright.comm.conjugate import scattered, scattered_beside, summed
 from meshwright.comm.custom import begin_sum, gathered, size_of
 from meshwright.model.loss import IGNORED, share
 
-__all__ = ["vocabulary_look_up", "vocabulary_loss"]
+__all__ = ["loss_forward", "loss_gradient_", "vocabulary_look_up", "vocabulary_loss"]
 
 _CHUNK_ELEMENTS = 1 << 20  # logits of a chunk: what a core's caches hold a good part of
 
@@ -58,17 +60,20 @@ def vocabulary_loss(
     return share(total, count)
 
 
-@torch.library.custom_op("meshwright::vocabulary_loss", mutates_args=())
-def _loss(
-    x: Tensor, weight: Tensor, labels: Tensor, first: int, size: int, group: str, sequence: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """-> (sum of token losses (), gathered x or empty, exp(l - m_r) (N, V), exp(m_r - m) / s (N,))."""
-    kept = gathered(x, group) if sequence else x.new_empty(0)
-    x_ND = kept if sequence else x
-    precise = torch.promote_types(x.dtype, torch.float32)
-    tokens = x_ND.shape[0]
-    raised_NV = x.new_empty(tokens, size)
-    statistics = torch.zeros(3, tokens, dtype=precise, device=x.device)
+def loss_forward(
+    x_ND: Tensor, weight: Tensor, labels: Tensor, held: tuple[int, int], group: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x (N, D), weight (V with padding, D), labels (N,) -> (sum of token losses (), raised, factor).
+
+    raised is exp(l - m_r), (N, V with padding), zero where padding is; factor is exp(m_r - m) / s, (N,).
+    """
+    first, size = held
+    precise = torch.promote_types(x_ND.dtype, torch.float32)
+    tokens, rows = x_ND.shape[0], weight.shape[0]
+    raised = x_ND.new_empty(tokens, rows)
+    raised[:, size:].zero_()
+    raised_NV = raised[:, :size]
+    statistics = torch.zeros(3, tokens, dtype=precise, device=x_ND.device)
     statistics[0].fill_(-torch.inf)
     here = _labels_here(labels, first, size)
     for low, high in _chunks(tokens, size):
@@ -78,34 +83,48 @@ def _loss(
         picked = logits.gather(1, here[low:high].clamp(min=0)[:, None])[:, 0]
         of_label.copy_(picked.masked_fill_(here[low:high] < 0, 0))
         torch.sum(logits.sub_(most[:, None]).exp_(), 1, out=sums)
-        if logits.dtype != x.dtype:
+        if logits.dtype != raised.dtype:
             raised_NV[low:high].copy_(logits)
     most_TN, sums_TN, label_TN = gathered(statistics, group).view(-1, 3, tokens).unbind(1)
     most_N = most_TN.amax(0)
     sums_N = (sums_TN * (most_TN - most_N).exp_()).sum(0)
     losses_N = (sums_N.log() + most_N - label_TN.sum(0)).masked_fill_(labels == IGNORED, 0)
     factor_N = (statistics[0] - most_N).exp_().div_(sums_N)
-    return losses_N.sum(), kept, raised_NV, factor_N
+    return losses_N.sum(), raised, factor_N
 
 
-@torch.library.custom_op("meshwright::vocabulary_loss_backward", mutates_args={"raised"})
-def _loss_backward(
-    g: Tensor, x: Tensor, weight: Tensor, labels: Tensor, raised: Tensor, factor: Tensor, first: int, group: str,
-    sequence: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """g (), x (N, D), raised (N, V), which becomes the logits' gradient -> (dx (N, D) or (N/T, D), dW with padding)."""
-    size = raised.shape[1]
+def loss_gradient_(g: Tensor, labels: Tensor, raised: Tensor, factor: Tensor, held: tuple[int, int]) -> Tensor:
+    """What `loss_forward` left -> the gradient of the logits, in the memory of `raised`: g (p - onehot), (N, V)."""
+    first, size = held
     here = _labels_here(labels, first, size)
     weight_N = torch.where(labels == IGNORED, 0, g)
-    for low, high in _chunks(*raised.shape):
+    for low, high in _chunks(raised.shape[0], size):
         chunk = raised[low:high]
         chunk.mul_((factor[low:high] * weight_N[low:high]).to(raised.dtype)[:, None])
         taken = torch.where(here[low:high] < 0, 0, -weight_N[low:high])
         chunk.scatter_add_(1, here[low:high].clamp(min=0)[:, None], taken.to(raised.dtype)[:, None])
-    end = begin_sum(torch.mm(raised, weight[:size]), group, scatter=sequence)
-    gradient = torch.empty_like(weight)
-    torch.mm(raised.t(), x, out=gradient[:size])
-    gradient[size:].zero_()
+    return raised
+
+
+@torch.library.custom_op("meshwright::vocabulary_loss", mutates_args=())
+def _loss(
+    x: Tensor, weight: Tensor, labels: Tensor, first: int, size: int, group: str, sequence: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """-> (sum of token losses (), gathered x or empty, raised, factor)."""
+    x_ND = gathered(x, group) if sequence else x
+    total, raised, factor = loss_forward(x_ND, weight, labels, (first, size), group)
+    return total, x_ND if sequence else x.new_empty(0), raised, factor
+
+
+@torch.library.custom_op("meshwright::vocabulary_loss_backward", mutates_args={"raised"})
+def _loss_backward(
+    g: Tensor, x: Tensor, weight: Tensor, labels: Tensor, raised: Tensor, factor: Tensor, first: int, size: int,
+    group: str, sequence: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """g (), x (N, D), raised (N, V), which becomes the logits' gradient -> (dx (N, D) or (N/T, D), dW with padding)."""
+    loss_gradient_(g, labels, raised, factor, (first, size))
+    end = begin_sum(torch.mm(raised[:, :size], weight[:size]), group, scatter=sequence)
+    gradient = torch.mm(raised.t(), x)
     return end(), gradient
 
 
@@ -129,27 +148,29 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     precise, tokens = torch.promote_types(x.dtype, torch.float32), labels.shape[0]
     kept = x.new_empty(tokens, x.shape[1]) if sequence else x.new_empty(0)
-    return x.new_empty((), dtype=precise), kept, x.new_empty(tokens, size), x.new_empty(tokens, dtype=precise)
+    raised = x.new_empty(tokens, weight.shape[0])
+    return x.new_empty((), dtype=precise), kept, raised, x.new_empty(tokens, dtype=precise)
 
 
 @_loss_backward.register_fake
 def _(
-    g: Tensor, x: Tensor, weight: Tensor, labels: Tensor, raised: Tensor, factor: Tensor, first: int, group: str,
-    sequence: bool,
+    g: Tensor, x: Tensor, weight: Tensor, labels: Tensor, raised: Tensor, factor: Tensor, first: int, size: int,
+    group: str, sequence: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     tokens = x.shape[0] // (size_of(group) if sequence else 1)
     return x.new_empty(tokens, x.shape[1]), torch.empty_like(weight)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, labels, ctx.first, _, ctx.group, ctx.sequence = inputs
-    ctx.save_for_backward(output[1] if ctx.sequence else x, weight, labels, output[2], output[3])
+    x, weight, labels, *ctx.settings = inputs
+    sequence = ctx.settings[-1]
+    ctx.save_for_backward(output[1] if sequence else x, weight, labels, output[2], output[3])
     ctx.set_materialize_grads(False)
 
 
 def _gradient(ctx: Any, g: Tensor, *_kept: None) -> tuple[Any, ...]:
     x, weight, labels, raised, factor = ctx.saved_tensors
-    dx, dw = _loss_backward(g, x, weight, labels, raised, factor, ctx.first, ctx.group, ctx.sequence)
+    dx, dw = _loss_backward(g, x, weight, labels, raised, factor, *ctx.settings)
     return dx, dw, None, None, None, None, None
 
 
