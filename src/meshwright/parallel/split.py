@@ -97,7 +97,7 @@ class WeightProducts:
         if self.stash is None:
             place.write(g_NO, x_NI)
         else:
-            self.stash.products.append((place, g_NO, x_NI))
+            self.stash.products.append((place, g_NO, x_NI.detach()))  # its graph would keep what entered the unit
 
     def backward(self, edge: GradientEdge, cotangent: Tensor, parameters: Sequence[nn.Parameter]) -> Stash:
         """Gradients of the input only: what is left for the weights."""
