@@ -66,18 +66,10 @@ def reduce_scatter(over: Communicator, whole: Tensor, own: Tensor, phase: Phase)
     if not over.direct:
         work = dist.reduce_scatter_single(own, whole, group=over.process_group, async_op=True)
         return Handle((work,), keeps=(whole, own))
-    chunks = whole.view(over.size, -1)
+    chunks = list(whole.view(over.size, -1).unbind())
     arrived = [torch.empty_like(own) for _ in range(over.size - 1)]
-    works = _exchange(over, list(chunks.unbind()), arrived)
-
-    def add() -> None:
-        parts = [*arrived[: over.place], chunks[over.place], *arrived[over.place :]]
-        total = parts[0] if over.size == 1 else parts[0] + parts[1]
-        for part in parts[2:]:
-            total.add_(part)
-        own.copy_(total)
-
-    return Handle(works, add, keeps=(whole, own))
+    works = _exchange(over, chunks, arrived)
+    return Handle(works, lambda: _add_in_order(chunks[over.place], arrived, over.place, own), keeps=(whole, own))
 
 
 def all_gather(over: Communicator, whole: Tensor, phase: Phase) -> Handle:
@@ -100,6 +92,16 @@ def send(over: Communicator, tensor: Tensor, phase: Phase) -> Handle:
 def receive(over: Communicator, tensor: Tensor) -> Handle:
     """Post the buffer for a send from the other end; receives are not counted."""
     return Handle((_begun(dist.irecv(tensor, _other(over), group=over.process_group)),), keeps=(tensor,))
+
+
+def _add_in_order(mine: Tensor, arrived: list[Tensor], place: int, out: Tensor) -> None:
+    """The sum in rank order of `mine` (from `place`) and what arrived from the others, without memory of its own."""
+    before, after = arrived[:place], arrived[place:]
+    for part in before[1:]:
+        before[0].add_(part)
+    torch.add(*((before[0], mine) if before else (mine, after.pop(0))), out=out)
+    for part in after:
+        out.add_(part)
 
 
 def _exchange(over: Communicator, outgoing: list[Tensor], arriving: list[Tensor]) -> list[dist.Work]:
@@ -127,6 +129,4 @@ def _other(over: Communicator) -> int:
 
 def _record(over: Communicator, operation: Operation, phase: Phase, tensor: Tensor) -> None:
     payload_bytes = tensor.numel() * tensor.element_size()
-    over.ledger.record(
-        Transfer(over.name.reported, over.pipeline or over.size, operation, phase, payload_bytes)
-    )
+    over.ledger.record(Transfer(over.name.reported, over.pipeline or over.size, operation, phase, payload_bytes))

@@ -15,6 +15,8 @@ from torch.optim.adamw import adamw
 from meshwright.config.choices import OptimizerKind
 from meshwright.plan.plan import Optimizer
 
+_NORM_BLOCK = 1 << 17  # elements: their squares add up to 7 digits in float32
+
 
 @dataclass(slots=True)
 class Run:
@@ -78,6 +80,13 @@ def clip_coefficient(norm: float, clip_norm: float) -> float:
 
 
 def squared_norm(values: Tensor) -> Tensor:
-    """() float64: the sum of squares of a flat run, added up in at least float32."""
-    norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
-    return norm.double().square()
+    """() float64: the sum of squares of a flat run, added up in at least float32.
+
+    On the CPU block by block: torch's vector norm adds 30 million float32 squares 0.3 % wrong.
+    """
+    precise = torch.promote_types(values.dtype, torch.float32)
+    if values.device.type != "cpu":
+        norm: Tensor = torch.linalg.vector_norm(values, dtype=precise)
+        return norm.double().square()
+    blocks = (block.to(precise) for block in values.split(_NORM_BLOCK))
+    return torch.stack([torch.dot(block, block) for block in blocks]).double().sum()

@@ -36,6 +36,7 @@ from meshwright.parallel.split import Stash, WeightProducts
 from meshwright.parallel.store import Store
 from meshwright.parallel.tensor import held_rows
 from meshwright.plan.action import COMPUTE, Action, Kind, Op, What
+from meshwright.plan.folds.words import in_words
 from meshwright.plan.norm import NORM_FLOATS, NormPart
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program
@@ -112,6 +113,20 @@ class Executor:
         self.packed = torch.zeros(NORM_FLOATS, dtype=torch.float64, device=device)
         self.packed[NormPart.STOP] = float(stop)
         self.norm, self.finite, self.overflowed, self.stops = 0.0, True, False, False
+        try:
+            self._execute()
+        except BaseException as error:
+            error.add_note(self._where())
+            raise
+        self.position = self.allocator.action = -1
+        self._check_empty()
+
+    def read(self) -> tuple[float, int]:
+        """(loss, trained tokens) of what was run last."""
+        (loss,), (count,) = self._read(self.loss.view(1)), self._read(self.count.view(1))
+        return float(loss), int(count)
+
+    def _execute(self) -> None:
         for index, action in enumerate(self.program.actions):
             self.position = self.allocator.action = index
             self.mesh.ledger.phase = action.phase
@@ -125,13 +140,12 @@ class Executor:
                 self._handles[index] = handle
             if self._last_use.get(action.micro) == index:
                 self._micros.pop(action.micro, None)
-        self.position = self.allocator.action = -1
-        self._check_empty()
 
-    def read(self) -> tuple[float, int]:
-        """(loss, trained tokens) of what was run last."""
-        (loss,), (count,) = self._read(self.loss.view(1)), self._read(self.count.view(1))
-        return float(loss), int(count)
+    def _where(self) -> str:
+        """Who fails, and in what: rank, stage, action, micro-batch."""
+        action = in_words(self.plan, self.program, self.program.actions[self.position])
+        stage = f"stage {self.program.stage} of {self.plan.degrees.pp}"
+        return f"rank {self.mesh.rank}, {stage}, action {self.position} of the step: {action}"
 
     # ------------------------------------------------------------------ compute
 
@@ -253,10 +267,8 @@ class Executor:
             return all_reduce(over, store.reduced, action.phase)
         if self.plan.sharding.stage == 0:
             return all_reduce(over, store.seal(), action.phase)
-        handle = reduce_scatter(over, store.seal(), store.own_gradient(), action.phase)
-        if self.plan.sharding.stage >= 2:
-            handle.then(lambda: store.add_reduced(store.own_gradient()))
-        return handle
+        whole, own = store.seal(), store.target()
+        return reduce_scatter(over, whole, own, action.phase).then(lambda: store.absorb(own))
 
     def _gather(self, action: Action) -> Handle:
         assert action.group is not None

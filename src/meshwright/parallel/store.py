@@ -143,13 +143,19 @@ class Store:
         """(last - first,) the own elements of the gradient buffer."""
         return self._own(self.gradient)
 
+    def target(self) -> Tensor:
+        """Where a reduce-scatter leaves the own elements: in the gradient buffer, or where they will stay (2, 3)."""
+        if self.plan.sharding.stage >= 2 and self._reduced is None:
+            self._reduced = self.allocator.empty(self.last - self.first, self.gradient.dtype, Category.GRADIENTS)
+            return self._reduced
+        return self.own_gradient()
+
     @torch.no_grad()
-    def add_reduced(self, arrived: Tensor) -> None:
-        """Stages 2, 3: add one micro-batch's summed shard, and free the unreduced gradient."""
+    def absorb(self, arrived: Tensor) -> None:
+        """After the reduce-scatter into `target`: stages 2, 3 add a later micro-batch's, and free the gradient."""
         if self._reduced is None:
-            self._reduced = self.allocator.empty(arrived.numel(), arrived.dtype, Category.GRADIENTS)
-            self._reduced.copy_(arrived)
-        else:
+            return
+        if arrived is not self._reduced:
             self._reduced.add_(arrived)
         self.allocator.release(self.gradient, Category.GRADIENTS)
 

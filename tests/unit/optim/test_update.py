@@ -66,9 +66,18 @@ def test_squares_of_halves_are_added_in_float32() -> None:
     assert math.isinf(float(squared_norm(torch.tensor([math.inf]))))
 
 
+def test_the_norm_of_many_float32_elements_is_right() -> None:
+    values = torch.randn(20_000_003, generator=torch.Generator().manual_seed(0))
+    exact = float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+    assert float(squared_norm(values)) == pytest.approx(exact, rel=1e-6)
+    assert float(squared_norm(values[:0])) == 0.0
+
+
 def test_the_scale_falls_once_an_overflow_and_grows_after_many_good_steps() -> None:
     scale = LossScale(1024.0, dynamic=True, growth_steps=3)
-    for overflowed, value in ((True, 512), (False, 512), (False, 512), (True, 256), (False, 256), (False, 256), (False, 512)):
+    bad, good = True, False
+    course = [(bad, 512), (good, 512), (good, 512), (bad, 256), (good, 256), (good, 256), (good, 512)]
+    for overflowed, value in course:
         scale.after_step(overflowed)
         assert scale.value == value
     floor = LossScale(2.0, dynamic=True)
