@@ -14,15 +14,17 @@ Launched and awaited apart, for kernels that compute meanwhile: `begin_sum`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
 
 from meshwright.comm import operations
 from meshwright.comm.communicator import Communicator
 from meshwright.comm.registry import lookup
 
-__all__ = ["all_gather", "all_reduce", "begin_sum", "gathered", "own_chunk", "reduce_scatter", "size_of"]
+__all__ = ["all_gather", "all_reduce", "begin_sum", "gathered", "own_chunk", "real_kernel", "reduce_scatter", "size_of"]
 
 
 @torch.library.custom_op("meshwright::all_reduce", mutates_args=())
@@ -99,6 +101,17 @@ def begin_sum(x: Tensor, group: str, *, scatter: bool) -> Callable[[], Tensor]:
         return own if scatter else x
 
     return end
+
+
+def real_kernel(operation: Any) -> Callable[..., Any] | None:
+    """The Python function behind a custom operation of this project; None for any other operation.
+
+    For dry runs: on fake tensors the dispatcher would take the fake kernel, which communicates nothing.
+    """
+    if operation.namespace != "meshwright":
+        return None
+    kernel: Callable[..., Any] = OPDEFS[operation._schema.name]._init_fn  # torch has no public way back to it
+    return kernel
 
 
 def _over(group: str) -> Communicator:
