@@ -23,7 +23,7 @@ class Units:
 
     forward: Array
     backward: Array
-    core: Array  # the attention core, forward: what selective recomputation repeats
+    core: Array  # what selective recomputation repeats
     host: Array  # launches of a block, forward and backward
     embedding_forward: Array
     embedding_backward: Array
@@ -68,7 +68,7 @@ def units(target: Target, layouts: Layouts) -> Units:
         moving = _elementwise(target, layouts, block, tokens)
         forward = forward + share * (products[0] + attention[0] + moving[0])
         backward = backward + share * (products[1] + attention[1] + moving[1] + _accumulate(target, layouts, block))
-        core = core + share * attention[0]
+        core = core + share * (attention[0] if target.unfused else _cheap(target, layouts, block, tokens, moving[0]))
         host = host + share * target.host_seconds(block.routed)
     head = _head(target, layouts, tokens)
     table = tokens * target.shapes.hidden * target.stored / target.memory_rate
@@ -135,6 +135,15 @@ def _unfused(target: Target, layouts: Layouts, heads: Array) -> tuple[Array, Arr
         forward + scores * (values["attention.score_bytes.forward"] + bias),
         2 * forward + scores * (values["attention.score_bytes.backward"] + bias),
     )
+
+
+def _cheap(target: Target, layouts: Layouts, block: BlockShape, tokens: Array, moving: Array) -> Array:
+    """What is cheap to repeat beside fused attention: norms, activations, and up-projections of latent attention."""
+    repeated = target.values["recompute.cheap"] * moving
+    for product in block.products:
+        if product.latent:
+            repeated = repeated + product_times(target, layouts, product, tokens)[0]
+    return np.asarray(repeated)
 
 
 def _elementwise(target: Target, layouts: Layouts, block: BlockShape, tokens: Array) -> tuple[Array, Array]:

@@ -81,6 +81,7 @@ _TABLE = (
     Constant("elementwise.rotary", 24, Kind.PRIOR, "bytes a query or key element of eager float32 rotation, forward"),
     Constant("elementwise.backward.stream", 40 / 22, Kind.PRIOR, "bytes of backward over forward, residual stream"),
     Constant("elementwise.backward.inner", 1.6, Kind.PRIOR, "bytes of backward over forward, inner activations"),
+    Constant("recompute.cheap", 0.5, Kind.PRIOR, "norms and activations among a block's elementwise traffic"),
     Constant("logits.bytes.fused", 30, Kind.PRIOR, "float32 cross entropy, forward and backward, a logit"),
     Constant("logits.bytes.eager", 50, Kind.PRIOR, "the same with a copy for every step"),
     Constant("optimizer.bytes", 46, Kind.PRIOR, "Adam: reads and writes of master, moments, gradient, parameter; norm"),

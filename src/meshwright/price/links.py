@@ -72,9 +72,11 @@ def network_bytes_per_s(target: Target) -> float:
 
 
 def message_seconds(target: Target, num_bytes: Array | float, stride: Array) -> Array:
-    """A message to the neighbour `stride` ranks away."""
+    """A message to the neighbour `stride` ranks away. Measured figures are bus bandwidths of collectives, which fall
+    short where many rings share adapters; a message has its device's own."""
     inside = stride < target.cluster.node.devices
-    rate = np.where(inside, inside_bytes_per_s(target), network_bytes_per_s(target))
+    network = target.cluster.network.bytes_per_s * target.values["link.network"]
+    rate = np.where(inside, inside_bytes_per_s(target), np.maximum(network, network_bytes_per_s(target)))
     hop = np.where(inside, target.cluster.node.link_latency_s, target.cluster.network.latency_s)
     return np.asarray(num_bytes / rate + hop + target.values["link.call_s"])
 

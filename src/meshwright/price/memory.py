@@ -59,17 +59,19 @@ class Kept:
 
 
 @lru_cache(maxsize=256)
-def kept(arch: Arch, sequence: int, compute: Dtype, fused: bool = False, low: bool = False) -> Kept:
+def kept(arch: Arch, sequence: int, compute: Dtype, fused: bool = False, low: bool = False, cheap: bool = False) -> Kept:
     """What the table of saved tensors says of a mean block on a device with fused norms.
 
     `fused`: one kernel makes the gated product and keeps its two inputs only. `low`: products keep the 8-bit inputs
-    that they multiplied.
+    that they multiplied. `cheap`: what is cheap to repeat is not kept (selective recomputation beside fused attention).
     """
     setting = Setting(1, sequence, fused_norms=True)
     sums = {"stream": 0.0, "gathered": 0.0, "inner": 0.0, "router": 0.0}
     for unit in range(1, arch.layers + 1):
         for each in saved(arch, unit, setting):
             if each.name == "attention.mask" or (fused and arch.gated and each.name.endswith(".activation")):
+                continue
+            if cheap and (each.name.endswith(_REPEATED) or (arch.latent and each.name in _EXPANDED)):
                 continue
             cast = low and each.name.endswith(_MULTIPLIED)
             sums[_cut(each.name)] += each.elements * (1 if cast else each.role.num_bytes(compute))
@@ -78,6 +80,10 @@ def kept(arch: Arch, sequence: int, compute: Dtype, fused: bool = False, low: bo
 
 _MULTIPLIED = ("_norm.output", "attention.output", ".product", "experts.input")
 """Tensors kept as inputs of products."""
+
+
+_REPEATED = ("_norm.output", ".product", ".activation")
+_EXPANDED = ("attention.query", "attention.key", "attention.value")
 
 
 def _cut(name: str) -> str:
@@ -180,12 +186,22 @@ def block_bytes(target: Target, layouts: Layouts, tokens: Array) -> Array:
     table = kept(target.arch, target.sequence, dtype, fused, fused and target.low_precision)
     stream = np.where(layouts.sequence > 0, tp, 1.0)
     inputs = stream if fused else np.ones_like(tp)
-    out = tokens * (table.stream / stream + table.gathered / inputs + table.inner / tp + table.router)
+    out = _bytes(table, tokens, layouts, inputs)
+    if not target.unfused:
+        cheap = kept(target.arch, target.sequence, dtype, fused, fused and target.low_precision, True)
+        selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
+        out = np.where(selective, _bytes(cheap, tokens, layouts, inputs), out)
     if target.unfused:
         selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
         squares = 5 * layouts.micro * target.shapes.heads / tp * float(target.sequence) ** 2 / layouts.cp
         out = out + np.where(selective, 0.0, squares)
     return np.asarray(out)
+
+
+def _bytes(table: Kept, tokens: Array, layouts: Layouts, inputs: Array) -> Array:
+    stream = np.where(layouts.sequence > 0, layouts.tp, 1.0)
+    each = table.stream / stream + table.gathered / inputs + table.inner / layouts.tp + table.router
+    return np.asarray(tokens * each)
 
 
 def _logits(target: Target, layouts: Layouts, tokens: Array) -> Array:

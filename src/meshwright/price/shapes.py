@@ -31,6 +31,7 @@ class Product:
     side: Side
     kv: int = 0
     experts: int = 1
+    latent: bool = False  # expands compressed queries, keys or values
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,10 @@ def _products(done: list[Operation]) -> Iterator[Product]:
     joined: dict[tuple[str, int, Side, int], tuple[int, int]] = {}
     for each in done:
         side = Side.ROW if each.name in _ROWS else Side.WHOLE if each.name in _WHOLE else Side.COLUMN
-        key = each.name.rpartition(".")[0], each.k, side, each.groups
+        path = "expanded" if each.name in ("attention.query_up", "attention.kv_up") else each.name.rpartition(".")[0]
+        key = path, each.k, side, each.groups
         n, kv = joined.get(key, (0, 0))
         own = each.n if each.name in ("attention.key", "attention.value") else 0
         joined[key] = n + each.n, kv + own
-    for (_, k, side, groups), (n, kv) in joined.items():
-        yield Product(n, k, side, kv, groups)
+    for (name, k, side, groups), (n, kv) in joined.items():
+        yield Product(n, k, side, kv, groups, latent=name == "expanded")
