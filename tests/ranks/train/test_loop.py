@@ -12,7 +12,7 @@ import pytest
 
 from meshwright.config.load import build_run
 from meshwright.launch.status import RankStatus
-from meshwright.testing.ranks import run
+from meshwright.testing.ranks import run, run_cases
 from meshwright.train.job import Job
 from meshwright.train.loop import train_joined
 from meshwright.train.outcome import Outcome
@@ -43,6 +43,24 @@ def test_losses_and_norms_do_not_depend_on_the_ranks(runs: dict[int, tuple[Job, 
                 assert ours[key] == pytest.approx(theirs[key], rel=1e-12)
             for key in ("step", "learning_rate", "tokens", "trained_tokens"):
                 assert ours[key] == theirs[key]
+
+
+def test_every_layout_has_the_figures_of_one_rank(runs: dict[int, tuple[Job, list[Outcome]]], tmp_path: Path) -> None:
+    layouts: dict[str, dict[str, dict[str, Any]]] = {
+        "zero3": {"parallel": {"zero": 3}},
+        "tp2": {"mesh": {"dp": 1, "tp": 2}},
+        "pp2": {"mesh": {"dp": 1, "pp": 2}},
+    }
+    jobs = [tiny_job(tmp_path, 2, name, **sections) for name, sections in layouts.items()]
+    outcomes = run_cases(trained, 2, jobs)
+    for job, here, there in zip(jobs, *outcomes, strict=True):
+        assert here.traffic_equal, job.plan.name
+        assert (here.first_loss, here.last_loss, here.eval_loss) == (there.first_loss, there.last_loss, there.eval_loss)
+        for ours, theirs in zip(steps(job), steps(runs[1][0]), strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-12), job.plan.name
+            assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-12), job.plan.name
+        assert here.eval_loss == pytest.approx(runs[1][1][0].eval_loss, rel=1e-12)
+        assert lines(job, "data.jsonl") == lines(runs[1][0], "data.jsonl")
 
 
 def test_evaluation_is_equal_on_any_number_of_ranks(runs: dict[int, tuple[Job, list[Outcome]]]) -> None:
