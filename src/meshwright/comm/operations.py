@@ -75,10 +75,11 @@ def reduce_scatter(over: Communicator, whole: Tensor, own: Tensor, phase: Phase)
 def all_gather(over: Communicator, whole: Tensor, phase: Phase) -> Handle:
     """Fill `whole` (n * k,): on entry chunk `place` is this rank's, on return chunk r is rank r's."""
     _record(over, Operation.ALL_GATHER, phase, whole)
-    chunks = list(whole.view(over.size, -1).unbind())
+    by_rank = whole.view(over.size, -1)
     if not over.direct:
-        work = dist.all_gather_single(whole, chunks[over.place], group=over.process_group, async_op=True)
+        work = dist.all_gather_single(whole, by_rank[over.place], group=over.process_group, async_op=True)
         return Handle((work,), keeps=(whole,))
+    chunks = list(by_rank.unbind())
     arriving = [chunk for place, chunk in enumerate(chunks) if place != over.place]
     return Handle(_exchange(over, [chunks[over.place]] * over.size, arriving), keeps=(whole,))
 
