@@ -119,7 +119,7 @@ def _runs(weights: Sequence[Tensor]) -> list[Tensor]:
     runs = [weights[0]]
     for weight in weights[1:]:
         last = runs[-1]
-        same = last.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
+        same = last.untyped_storage()._cdata == weight.untyped_storage()._cdata
         whole = last.is_contiguous() and weight.is_contiguous()
         if same and whole and weight.storage_offset() == last.storage_offset() + last.numel():
             runs[-1] = last.as_strided((last.shape[0] + weight.shape[0], weight.shape[1]), last.stride())
