@@ -49,17 +49,19 @@ def run_of(plan: Plan) -> RunConfig:
     return build_run(tables)
 
 
-def on_layout(plan: Plan, overrides: Sequence[str], *, alone: bool = False) -> Plan:
+def on_layout(plan: Plan, overrides: Sequence[str], *, alone: bool = False, data: bool = False) -> Plan:
     """`plan` with keys of [mesh] and [parallel], and batch.micro, changed; keys that are not given stay.
 
-    `alone`: one process, whatever the plan had. A micro-batch that no longer divides the global batch is made smaller,
-    unless it was given. Raises RequestError for other keys and impossible layouts.
+    `alone`: one process, whatever the plan had. `data`: keys of [data] may change as well. A micro-batch that no longer
+    divides the global batch is made smaller, unless it was given. Raises RequestError for other keys and impossible
+    layouts.
     """
+    sections = (*_SECTIONS, "data") if data else _SECTIONS
     keys = [override.name for override in parse_overrides(overrides)]
     for key in keys:
-        if key.partition(".")[0] not in _SECTIONS and key != "batch.micro":
-            rule = "is no key of a layout: what is trained stays as it is"
-            raise RequestError(key, rule, ("mesh.*", "parallel.*", "batch.micro"))
+        if key.partition(".")[0] not in sections and key != "batch.micro":
+            rule = "cannot be changed here: what was trained stays as it is"
+            raise RequestError(key, rule, (*(f"{section}.*" for section in sections), "batch.micro"))
     run = run_of(plan)
     if alone:
         run = change_run(run, [*_ALONE, "parallel.schedule=1f1b", "parallel.chunks=1"])
@@ -72,6 +74,7 @@ def on_layout(plan: Plan, overrides: Sequence[str], *, alone: bool = False) -> P
     asked = resolve(run, plan.arch)
     return replace(
         plan,
+        data=asked.data if data else plan.data,
         batch=replace(plan.batch, micro=asked.batch.micro),
         degrees=asked.degrees,
         sharding=asked.sharding,

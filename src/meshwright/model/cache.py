@@ -14,7 +14,7 @@ from torch import Tensor
 
 from meshwright.layout.rows import whole_rows
 from meshwright.model.attention import Attention, attend
-from meshwright.model.decoder import Decoder
+from meshwright.model.decoder import Block, Decoder
 from meshwright.model.masks import attention_mask
 from meshwright.model.rows import rows_to_torch
 
@@ -28,9 +28,7 @@ class Cache:
         self._model, self.context = model, context
         self.length = 0
         self._layers: list[_Layer] = []
-        for number, block in enumerate(model.layers):
-            attention = block.attention
-            assert isinstance(attention, Attention)
+        for number, attention in enumerate(_attentions(model)):
             self._layers.append(_Layer(self, model.arch.window(number)))
             attention.core = self._layers[-1].attend
 
@@ -78,9 +76,13 @@ class _Layer:
 @contextmanager
 def cached(model: Decoder, context: int) -> Iterator[Cache]:
     """A cache in the attention of every block; inside, `model` is for this one text. It leaves as it was."""
-    before = [block.attention.core for block in model.layers]
+    before = [attention.core for attention in _attentions(model)]
     try:
         yield Cache(model, context)
     finally:
-        for block, core in zip(model.layers, before, strict=True):
-            block.attention.core = core
+        for attention, core in zip(_attentions(model), before, strict=True):
+            attention.core = core
+
+
+def _attentions(model: Decoder) -> list[Attention]:
+    return [block.attention for block in model.layers if isinstance(block, Block)]

@@ -1,0 +1,79 @@
+"""``meshwright evaluate``: loss and perplexity of a checkpoint on a data source."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from meshwright.cli.checkpoints import found, told
+from meshwright.cli.output import print_json
+from meshwright.config.errors import RequestError
+
+__all__ = ["EXAMPLES", "HELP", "NAME", "add_arguments", "run"]
+
+NAME = "evaluate"
+HELP = "loss and perplexity of a checkpoint on a data source"
+EXAMPLES = """\
+meshwright evaluate runs/demo                              the held-out split of its training data
+meshwright evaluate runs/demo data.source=book.txt         all of another text
+meshwright evaluate runs/demo mesh.dp=2                    on two ranks"""
+
+_SPLITS = {"eval": ("eval",), "train": ("train",), "all": ("train", "eval")}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take the checkpoint, other data, another layout."""
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="step folder, `latest`, or run folder (its newest)")
+    parser.add_argument("keys", nargs="*", metavar="section.key=value", help="keys of [data], [mesh] and [parallel]")
+    parser.add_argument(
+        "--split", choices=tuple(_SPLITS), help="which samples (without: eval, and all of a data.source given here)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 done; 1 the checkpoint is damaged, or a rank failed."""
+    return told(lambda: _evaluate(arguments))
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from meshwright.checkpoint.relayout import on_layout
+    from meshwright.launch.environment import Launcher, Place
+    from meshwright.launch.local import exit_code, run_ranks
+    from meshwright.launch.status import RankStatus
+    from meshwright.train.job import CACHE
+    from meshwright.train.standalone import Evaluating, evaluate_rank, plan_of, splits_of
+
+    storage, path = found(arguments.checkpoint)
+    plan = on_layout(plan_of(storage, path), arguments.keys, alone=True, data=True)
+    another = any(key.startswith("data.source=") for key in arguments.keys)
+    split = arguments.split or ("all" if another else "eval")
+    asked = Evaluating(plan, storage.address, path, Path("runs") / CACHE, _SPLITS[split])
+    ranks = plan.degrees.ranks
+    results: list[Any] = []
+    if ranks == 1:
+        place = Place(0, 1, 0, "", 0, Launcher.LOCAL)
+        results.append(evaluate_rank(place, RankStatus(), asked, _progress))
+    else:
+        splits_of(asked)  # what is wrong with the data is told before ranks are started
+        code = exit_code(lambda: results.extend(run_ranks(evaluate_rank, ranks, asked, mistakes=(RequestError,))))
+        if code:
+            return code
+    result = results[0]
+    perplexity = math.exp(min(result.loss, 700.0))
+    if arguments.json:
+        value = {"loss": result.loss, "perplexity": perplexity, "tokens": result.trained_tokens, "split": split}
+        print_json({**value, "source": plan.data.source})
+    else:
+        print(
+            f"loss {result.loss:.6f} nats, perplexity {perplexity:.3f}, over {result.trained_tokens:,} tokens "
+            f"({plan.data.source}, split {split})"
+        )
+    return 0
+
+
+def _progress(done: int, of: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{done}/{of} batches", end="\n" if done == of else "", file=sys.stderr, flush=True)

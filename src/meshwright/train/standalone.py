@@ -1,0 +1,147 @@
+"""Using a checkpoint without training: its model on one process, its loss on any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from meshwright.arch.parameters import tensors
+from meshwright.checkpoint.folder import load_manifest
+from meshwright.checkpoint.huggingface.convert import BESIDE
+from meshwright.checkpoint.loader import load_weights
+from meshwright.checkpoint.plans import plan_from
+from meshwright.checkpoint.source import Source, checkpoint_source, fill
+from meshwright.checkpoint.storage import Local, Storage, open_storage
+from meshwright.comm.agree import Side
+from meshwright.comm.mesh import Mesh, device_of
+from meshwright.config.choices import DeviceKind, OptimizerKind
+from meshwright.config.errors import RequestError
+from meshwright.data import Dataset, Split, evaluation_ids, open_dataset
+from meshwright.data.tokenizer.open import open_tokenizer
+from meshwright.data.tokenizer.tokenizer import Tokenizer
+from meshwright.launch.environment import Place
+from meshwright.launch.join import join, leave
+from meshwright.launch.status import RankStatus
+from meshwright.layout.groups import GroupName, groups
+from meshwright.layout.moves import Piece
+from meshwright.layout.rectangles import full
+from meshwright.layout.rows import part_of
+from meshwright.model import Decoder, build_decoder
+from meshwright.parallel.dtypes import TORCH_DTYPES
+from meshwright.parallel.engine import Engine
+from meshwright.plan.plan import Plan
+from meshwright.plan.rules import canonical
+from meshwright.train.evaluate import EvalResult
+
+__all__ = ["Evaluating", "decoder_of", "evaluate_rank", "plan_of", "splits_of", "tokenizer_of"]
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """What a rank needs to evaluate a checkpoint: the plan, cut as asked, and which splits of the data."""
+
+    plan: Plan
+    address: str
+    path: str
+    cache: Path
+    splits: tuple[str, ...]
+    device: DeviceKind = DeviceKind.AUTO
+
+
+def plan_of(storage: Storage, path: str) -> Plan:
+    """The plan that a checkpoint was saved under."""
+    return plan_from(load_manifest(storage, path).plan, storage.where(path))
+
+
+def decoder_of(storage: Storage, path: str, plan: Plan, device: torch.device | str = "cpu") -> Decoder:
+    """The plain model with the checkpoint's weights, each block of a file checked as it is read.
+
+    It computes in the plan's compute type; on a CPU in float32 where that is narrower, for it is faster there.
+    """
+    dtype = TORCH_DTYPES[plan.precision.compute]
+    if torch.device(device).type == "cpu":
+        dtype = torch.promote_types(dtype, torch.float32)
+    decoder = build_decoder(plan.arch, dtype=dtype, device=device)
+    held = dict(decoder.named_parameters())
+    source = _source(storage, path)
+    fill(source, {Piece(each.name, full(each.shape)): held[each.name].data for each in tensors(plan.arch)})
+    return decoder.eval()
+
+
+def tokenizer_of(storage: Storage, path: str, plan: Plan, named: str | None = None) -> Tokenizer:
+    """`named`, else what lies beside imported weights, else the tokenizer of the training data."""
+    beside = Path(storage.where(f"{path}/{BESIDE}" if path else BESIDE)) if isinstance(storage, Local) else None
+    if named is None and beside is not None and (beside / "tokenizer.json").is_file():
+        named = str(beside)
+    return open_tokenizer(named or plan.data.tokenizer)
+
+
+def evaluate_rank(
+    place: Place, status: RankStatus, asked: Evaluating, told: Callable[[int, int], None] = lambda done, of: None
+) -> EvalResult:
+    """The mean loss over the asked splits, as the rank at `place`; equal on every rank."""
+    status.at(None, "start-up")
+    if place.world > 1:
+        join(place, device_of(asked.device).type)
+    # Nothing is updated, so the optimizer without states; the weights stay in the type they are kept in.
+    sgd = replace(asked.plan.optimizer, kind=OptimizerKind.SGD, weight_decay=0.0)
+    plan = canonical(replace(asked.plan, optimizer=sgd))
+    degrees = plan.degrees
+    mesh = Mesh(
+        **{axis.value: degrees.on(axis) for axis in degrees.order},
+        order=degrees.order,
+        shard_within=plan.sharding.within,
+    ).start()
+    status.at(None, "opening the data")
+    splits = splits_of(asked)
+    status.at(None, "loading the weights")
+    engine, side = Engine(plan, mesh, device_of(asked.device)), Side()
+    load_weights(engine, _source(open_storage(asked.address), asked.path), side)
+    status.at(None, "evaluation")
+    result = _evaluate(engine, splits, told)
+    side.close()
+    leave()
+    return result
+
+
+def splits_of(asked: Evaluating) -> list[Split]:
+    """The data asked for. Raises RequestError where it cannot be read, is empty, or does not fit the model."""
+    dataset = open_dataset(asked.plan.data, asked.cache)
+    vocab = asked.plan.arch.vocab
+    if dataset.vocab_size > vocab:
+        raise RequestError(
+            "data.tokenizer", f"has {dataset.vocab_size} tokens, the model {vocab}", ("the model's own",)
+        )
+    splits = [_split(dataset, name) for name in asked.splits]
+    if not any(split.num_samples for split in splits):
+        raise RequestError(
+            f"--split {' '.join(asked.splits)}", "holds no sample", ("--split all", "data.eval_fraction")
+        )
+    return splits
+
+
+def _split(dataset: Dataset, name: str) -> Split:
+    return dataset.train if name == "train" else dataset.eval
+
+
+def _source(storage: Storage, path: str) -> Source:
+    return checkpoint_source(storage, path, load_manifest(storage, path))
+
+
+def _evaluate(engine: Engine, splits: list[Split], told: Callable[[int, int], None]) -> EvalResult:
+    plan = engine.plan
+    group = groups(plan.degrees, plan.sharding.within)[GroupName.BATCH]
+    place = group.place(plan.degrees, engine.mesh.coordinates)
+    size = plan.batch.sequences
+    batches = [(split, start) for split in splits for start in range(0, split.num_samples, size)]
+    total, count = 0.0, 0
+    for number, (split, start) in enumerate(batches):
+        ids = evaluation_ids(split.num_samples, start, size)
+        part = engine.evaluate(split.read(ids[part_of(size, place, group.size)]))
+        total += part.loss_sum
+        count += part.trained_tokens
+        told(number + 1, len(batches))
+    return EvalResult(total / max(count, 1), count)
