@@ -1,0 +1,273 @@
+"""Pipelines beside PyTorch's own (torch.distributed.pipelining, FSDP2 on top): CPU and wall seconds of a training step.
+
+    python benchmarks/pipeline.py                            every pair, 5 rounds
+    python benchmarks/pipeline.py --pairs 1f1b               one of them
+    python benchmarks/pipeline.py --timeline                 bubbles: measured, and simulated with measured times
+    python benchmarks/pipeline.py --json FILE                the figures as JSON too
+
+Model, batch, clock and figures are those of `benchmarks/zero.py`: both sides of a pair in one launch, in turn. A step
+has 8 micro-batches of one sequence (4 on each of two replicas). The peer is the same decoder cut into the same stages,
+its loss divided by the tokens of the batch, so that it need not scale gradients.
+
+    1f1b     2 ranks                 Schedule1F1B
+    zb-v     2 ranks                 ScheduleZBVZeroBubble
+    dp2pp2   4 ranks, dp 2 x pp 2    Schedule1F1B over FSDP2 that keeps parameters gathered; ours at ZeRO-1, which like
+                                     it gathers and reduces once a step
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
+from zero import ARCH, LENGTH, OPTIMIZER, RATE, SEQUENCES, Step, adamw, hardware, launch, summarise
+
+from meshwright.comm.mesh import Mesh
+from meshwright.config.choices import Schedule
+from meshwright.data.batch import Batch
+from meshwright.layout.axes import Degrees
+from meshwright.layout.rows import whole_rows
+from meshwright.model import build_decoder, initialise, rows_to_torch
+from meshwright.parallel.engine import Engine
+from meshwright.parallel.recorder import recorded
+from meshwright.plan import plan as plans
+from meshwright.plan.folds.simulate import Span
+from meshwright.plan.folds.timeline import measured_durations, measured_timeline, planned_timeline
+from meshwright.plan.program import program
+from meshwright.plan.resolve import unit_flops
+from meshwright.plan.rules import canonical
+from meshwright.plan.stages import balanced, owner_of, place, virtual_stages
+from meshwright.report.schedule import draw_svg
+
+CHUNKS = {Schedule.INTERLEAVED: 2, Schedule.ZB_V: 2}
+
+
+def plan_of(schedule: Schedule, dp: int = 1, zero: int = 0, pp: int = 2) -> plans.Plan:
+    chunks = CHUNKS.get(schedule, 1)
+    cost = unit_flops(ARCH, LENGTH)
+    owners = [owner_of(schedule, pp, virtual)[0] for virtual in range(pp * chunks)]
+    blocks = [cost(unit) for unit in range(1, ARCH.layers + 1)]
+    stages = balanced(blocks, cost(0), cost(ARCH.head_unit), pp * chunks, owners)
+    return canonical(
+        plans.Plan(
+            name="benchmark",
+            seed=0,
+            arch=ARCH,
+            start=plans.Start(),
+            data=plans.Data(sequence_length=LENGTH),
+            batch=plans.Batch(SEQUENCES, 1),
+            optimizer=OPTIMIZER,
+            precision=plans.Precision(),
+            degrees=Degrees(dp=dp, pp=pp),
+            sharding=plans.Sharding(zero),
+            pipeline=plans.Pipeline(schedule, chunks, stages),
+            context=plans.ContextSplit(),
+            execution=plans.Execution(),
+        )
+    )
+
+
+def ours(schedule: Schedule, dp: int = 1, zero: int = 0) -> Callable[[], Step]:
+    def build() -> Step:
+        plan = plan_of(schedule, dp, zero)
+        engine = Engine(plan, Mesh.of(plan).start())
+        return lambda batch: engine.step(batch, RATE).loss
+
+    return build
+
+
+class Stage(nn.Module):
+    """The units of one virtual stage as the peer wants them: a module of one tensor."""
+
+    def __init__(self, plan: plans.Plan, virtual: int) -> None:
+        super().__init__()
+        decoder = build_decoder(ARCH, dtype=torch.float32, device="cpu")
+        initialise(decoder, ARCH, 0)
+        self.units = nn.ModuleList(decoder.units[unit] for unit in virtual_stages(plan)[virtual])
+        # Samples are whole and of one length: every micro-batch has the same rotary tables and no mask.
+        self.rows = rows_to_torch(whole_rows(0, torch.arange(1).numpy(), LENGTH, None), ARCH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for unit in self.units:
+            x = unit(x, self.rows)
+        return x
+
+
+def pipelining(schedule: Schedule, dp: int = 1) -> Callable[[], Step]:
+    def build() -> Step:
+        plan = plan_of(schedule, dp)
+        mesh = init_device_mesh("cpu", (2, dp), mesh_dim_names=("pp", "dp"))
+        here, total = mesh["pp"].get_local_rank(), len(plan.pipeline.stages)
+        mine = [virtual for virtual in range(total) if place(plan, virtual)[0] == here]
+        modules = {virtual: Stage(plan, virtual) for virtual in mine}
+        if dp > 1:
+            for module in modules.values():
+                for unit in module.units:
+                    fully_shard(unit, mesh=mesh["dp"], reshard_after_forward=False)
+                fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
+        group, cpu = mesh["pp"].get_group(), torch.device("cpu")
+        stages = [PipelineStage(modules[virtual], virtual, total, cpu, group=group) for virtual in mine]
+        tokens = SEQUENCES // dp * LENGTH
+
+        def mean_loss(logits_NV: Tensor, labels_BS: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(logits_NV, labels_BS.flatten(), reduction="sum") / tokens
+
+        options: dict[str, Any] = {"loss_fn": mean_loss, "scale_grads": False}
+        micros = SEQUENCES // dp
+        if schedule is Schedule.ZB_V:
+            runner: Any = ScheduleZBVZeroBubble(stages, micros, **options)
+        else:
+            runner = Schedule1F1B(stages[0], micros, **options)
+        optimizer = adamw([p for module in modules.values() for p in module.parameters()])
+        first, last = 0 in modules, total - 1 in modules
+
+        def step(batch: Batch) -> float:
+            optimizer.zero_grad()
+            losses: list[Tensor] = []
+            inputs = (torch.from_numpy(batch.inputs),) if first else ()
+            target = {"target": torch.from_numpy(batch.labels), "losses": losses} if last else {}
+            runner.step(*inputs, **target)
+            optimizer.step()
+            return float(sum(loss.detach() for loss in losses)) if losses else 0.0
+
+        return step
+
+    return build
+
+
+PAIRS: dict[str, tuple[int, int, str, Callable[[], Step], Callable[[], Step]]] = {
+    "1f1b": (2, 1, "Schedule1F1B", pipelining(Schedule.ONE_F_ONE_B), ours(Schedule.ONE_F_ONE_B)),
+    "zb-v": (2, 1, "ScheduleZBVZeroBubble", pipelining(Schedule.ZB_V), ours(Schedule.ZB_V)),
+    "dp2pp2": (4, 2, "Schedule1F1B over FSDP2", pipelining(Schedule.ONE_F_ONE_B, 2), ours(Schedule.ONE_F_ONE_B, 2, 1)),
+}
+"""name -> (ranks, dp, peer, theirs, ours)."""
+
+BARS = {"1f1b": 0.95, "zb-v": 0.95, "dp2pp2": 0.92}
+"""What the ratio of CPU seconds may be at most."""
+
+
+def batches(rank: int, dp: int, number: int) -> Batch:
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(0, ARCH.vocab, (SEQUENCES, LENGTH + 1), generator=generator).numpy()
+    samples = torch.arange(SEQUENCES).numpy()
+    whole = Batch(tokens[:, :-1].copy(), tokens[:, 1:].copy(), whole_rows(number, samples, LENGTH, None))
+    return whole.part(rank % dp, dp)  # stages outermost
+
+
+def measure_pair(rank: int, ranks: int, pair: str, rounds: int, warm_up: int) -> dict[str, Any]:
+    """CPU and wall seconds of every round on this rank."""
+    _, dp, _, theirs, mine = PAIRS[pair]
+    sides = {"theirs": theirs(), "ours": mine()}
+    out: dict[str, Any] = {name: {"cpu": [], "wall": [], "loss": []} for name in sides}
+    for number in range(warm_up + rounds):
+        batch = batches(rank, dp, number)
+        for name in list(sides) if number % 2 == 0 else reversed(list(sides)):
+            gc.collect()
+            dist.barrier()
+            wall, cpu = time.perf_counter(), time.process_time()
+            loss = sides[name](batch)
+            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+            dist.barrier()
+            if number >= warm_up:
+                for key, value in (("cpu", cpu), ("wall", wall), ("loss", loss)):
+                    out[name][key].append(value)
+    return out
+
+
+def measure_spans(rank: int, ranks: int, schedule: str, rounds: int, warm_up: int) -> list[list[tuple[float, float]]]:
+    """(start, end) of every action of every round on this rank."""
+    plan = plan_of(Schedule(schedule), pp=ranks)
+    engine = Engine(plan, Mesh.of(plan).start())
+    out = []
+    for number in range(warm_up + rounds):
+        batch = batches(rank, 1, number)
+        dist.barrier()
+        _, spans = recorded(engine, lambda batch=batch: engine.step(batch, RATE))  # type: ignore[misc]
+        if number >= warm_up:
+            out.append([(span.start, span.end) for span in spans])
+    return out
+
+
+def compare_timelines(schedule: Schedule, ranks: int, rounds: int, warm_up: int, folder: Path | None) -> dict[str, Any]:
+    """The round with the median time: its bubble, and that of a simulation with its own compute times."""
+    results = launch(ranks, measure_spans, schedule.value, rounds, warm_up)
+    plan = plan_of(schedule, pp=ranks)
+    programs = {rank: program(plan, rank) for rank in range(ranks)}
+    compared = []
+    for number in range(rounds):
+        spans = {
+            rank: [Span(index, *edges) for index, edges in enumerate(results[rank][number])] for rank in range(ranks)
+        }
+        planned = planned_timeline(plan, measured_durations(programs, spans))
+        compared.append((measured_timeline(plan, programs, spans), planned))
+    measured, planned = sorted(compared, key=lambda pair: pair[0].seconds)[rounds // 2]
+    if folder is not None:
+        drawn = draw_svg({f"{schedule}, planned": planned, f"{schedule}, measured": measured})
+        (folder / f"{schedule}.svg").write_text(drawn)
+    return {
+        "stages": list(plan.pipeline.stages),
+        "measured_seconds": measured.seconds,
+        "simulated_seconds": planned.seconds,
+        "measured_bubble": measured.bubble,
+        "simulated_bubble": planned.bubble,
+    }
+
+
+def compare_pair(pair: str, rounds: int, warm_up: int) -> dict[str, Any]:
+    ranks, _, peer, *_ = PAIRS[pair]
+    results = launch(ranks, measure_pair, pair, rounds, warm_up)
+    figures = summarise(results)
+    losses = {"theirs": sum(rank["theirs"]["loss"][-1] for rank in results) / PAIRS[pair][1]}
+    losses["ours"] = results[0]["ours"]["loss"][-1]
+    print(
+        f"{pair}: CPU {figures['ours_cpu_seconds']:.3f} s, {peer} {figures['theirs_cpu_seconds']:.3f} s, "
+        f"ratio {figures['cpu_ratio']:.3f} ({figures['cpu_ratio_low']:.3f} .. {figures['cpu_ratio_high']:.3f}, "
+        f"bar {BARS[pair]:.2f}), wall ratio {figures['wall_ratio']:.3f}, "
+        f"last loss {losses['ours']:.6f} / {losses['theirs']:.6f}",
+        flush=True,
+    )
+    return {"peer": peer, "ranks": ranks, **figures, "last_loss": losses}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=2)
+    parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=list(PAIRS))
+    parser.add_argument("--timeline", action="store_true", help="bubbles of our schedules instead of pairs")
+    parser.add_argument("--schedules", nargs="+", type=Schedule, default=list(Schedule))
+    parser.add_argument("--ranks", type=int, default=2, help="stages of --timeline")
+    parser.add_argument("--svg", type=Path, help="a folder for pictures of --timeline")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    report: dict[str, Any] = {"hardware": hardware(), "rounds": asked.rounds}
+    print(hardware())
+    if asked.timeline:
+        report["timelines"] = {}
+        for schedule in asked.schedules:
+            found = compare_timelines(schedule, asked.ranks, asked.rounds, asked.warm_up, asked.svg)
+            report["timelines"][schedule.value] = found
+            print(
+                f"{schedule} {found['stages']}: {found['measured_seconds']:.3f} s, bubble "
+                f"{found['measured_bubble']:.3f} measured, {found['simulated_bubble']:.3f} simulated",
+                flush=True,
+            )
+    else:
+        report["pairs"] = {pair: compare_pair(pair, asked.rounds, asked.warm_up) for pair in asked.pairs}
+    if asked.json:
+        asked.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
