@@ -1,7 +1,11 @@
 """The account of a run: what the plan predicted of a step beside what the first and the later steps measured.
 
-ledger.json    {"predicted": {}, "measured": {}, "traffic_equal": true}, both of the shape of an estimate. Traffic,
-               memory and times are of rank 0, `per_rank` memory of all; a figure nobody predicted or measured is null.
+ledger.json    {"predicted": {}, "measured": {}, "traffic_equal": true, "states_equal": true, "peak_near": true}, the
+               first two of the shape of an estimate. Traffic, memory and times are of rank 0, `per_rank` memory of
+               all; a figure nobody predicted or measured is null.
+
+The first step is held against the plan: traffic to the byte and call, states to the byte, the peak of memory within
+PEAK_TOLERANCE of what the allocator itself saw.
 """
 
 from __future__ import annotations
@@ -23,9 +27,10 @@ from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
 from meshwright.train.figures import Meter, peak_bytes
 
-__all__ = ["Account", "LedgerError", "hardware_flops", "ledger_json", "take_account"]
+__all__ = ["PEAK_TOLERANCE", "Account", "LedgerError", "hardware_flops", "ledger_json", "take_account"]
 
 _TIMES = ("compute", "dp", "tp", "pp", "cp", "ep", "bubble", "optimizer", "data", "other")
+PEAK_TOLERANCE = 0.05
 HELD = frozenset({Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.MASTER})
 """What the engine's own allocator makes on every device."""
 
@@ -36,36 +41,48 @@ class LedgerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Prediction and measurement of one training step on this rank; `traffic_equal` on all ranks.
+    """Prediction and measurement of the first training step on this rank; the three verdicts are of all ranks.
 
-    `held`: the largest sums of what the engine's own allocator makes, predicted and measured, bytes.
+    `held`: the largest sums of what the engine's own allocator makes, predicted and measured, bytes; `peak_measured`
+    that of everything, activations included.
     """
 
     predicted: tuple[Row, ...]
     measured: tuple[Row, ...]
     traffic_equal: bool
+    states_equal: bool
+    peak_near: bool
     timeline: Timeline
+    peak_measured: int
     held_predicted: int
     held_measured: int
     live: Mapping[str, int]
     """Bytes of each category between steps, measured."""
 
+    @property
+    def ok(self) -> bool:
+        return self.traffic_equal and self.states_equal and self.peak_near
 
-def take_account(engine: Engine) -> Account:
-    """Read the ledger and the allocator after the first step. Collective over all ranks."""
+
+def take_account(engine: Engine, peak: int) -> Account:
+    """Read the ledger and the allocator after the first step, which held `peak` bytes. Collective over all ranks."""
     plan, mesh = engine.plan, engine.mesh
     predicted = ledger(plan, mesh.rank, transport=mesh.ledger.transport)
     measured = mesh.ledger.rows
-    equal = all(row[0] for row in gather_integers(mesh, [int(set(predicted) == set(measured))]))
     timeline = memory(plan, mesh.rank, transport=mesh.ledger.transport, fused_norms=_on_cuda(engine))
     live = {category.value: num_bytes for category, num_bytes in engine.allocator.live.items()}
-    return Account(predicted, measured, equal, timeline, _held_peak(timeline), engine.allocator.peak, live)
+    near = abs(timeline.peak_bytes - peak) <= PEAK_TOLERANCE * peak
+    here = [set(predicted) == set(measured), dict(timeline.states) == dict(engine.allocator.live), near]
+    traffic, states, near = (all(column) for column in zip(*gather_integers(mesh, [*map(int, here)]), strict=True))
+    held = _held_peak(timeline), engine.allocator.peak
+    return Account(predicted, measured, traffic, states, near, timeline, peak, *held, live)
 
 
 def ledger_json(engine: Engine, account: Account, meter: Meter) -> dict[str, Any]:
     """Both estimates and the verdict. Collective over all ranks."""
     plan, timeline = engine.plan, account.timeline
-    peaks = [row[0] for row in gather_integers(engine.mesh, [peak_bytes(engine)])]
+    most = max(account.peak_measured, peak_bytes(engine))
+    peaks = [row[0] for row in gather_integers(engine.mesh, [most])]
     expected = [memory(plan, rank, transport=engine.mesh.ledger.transport).peak_bytes for rank in _one_a_stage(plan)]
     flops = {"model_per_step": meter.model_flops, "hardware_per_step": hardware_flops(plan)}
     predicted_memory: dict[str, Any] = {
@@ -85,6 +102,8 @@ def ledger_json(engine: Engine, account: Account, meter: Meter) -> dict[str, Any
         "measured": {**common, "traffic": _rows(account.measured), "memory": measured_memory, "flops": flops,
                      "time": _times(plan, meter, meter.step_seconds)},
         "traffic_equal": account.traffic_equal,
+        "states_equal": account.states_equal,
+        "peak_near": account.peak_near,
     }  # fmt: skip
 
 

@@ -21,7 +21,8 @@ CACHE = ".cache"
 class Job:
     """`steps` are optimizer steps; `folder` is the run folder; `run_file` the resolved run as TOML.
 
-    `quiet_stdout`: what people read goes to standard error, for standard output carries JSON.
+    `sample_tokens`: how much text the model writes at the end. `quiet_stdout`: what people read goes to standard error,
+    for standard output carries JSON.
     """
 
     plan: Plan
@@ -34,6 +35,7 @@ class Job:
     on_nonfinite: OnNonfinite
     strict: bool
     run_file: str
+    sample_tokens: int = 400
     quiet_stdout: bool = False
 
 

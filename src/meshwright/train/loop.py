@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
 from meshwright.comm.gather import gather_integers
@@ -39,6 +39,7 @@ from meshwright.train.folder import LEDGER, FolderState, Journal, folder_state, 
 from meshwright.train.job import Job
 from meshwright.train.nonfinite import NonfiniteError, blame
 from meshwright.train.outcome import Outcome
+from meshwright.train.peak import PeakWatch
 from meshwright.train.stop import StopRequest
 from meshwright.train.where import Phases, where
 from meshwright.train.whole import whole_model
@@ -120,10 +121,11 @@ class _Loop:
         self._engine.mesh.ledger.clear()
         rate = learning_rate(self._job.plan.optimizer, step)
         self._engine.observe(Phases(self._status, step))
-        result = self._engine.step(batch, rate, self._stop.asked)
+        with PeakWatch(self._engine.allocator) if step == 0 else nullcontext() as peak:
+            result = self._engine.step(batch, rate, self._stop.asked)
         seconds = time.perf_counter() - begin
-        if step == 0:
-            self._take_account()
+        if peak is not None:
+            self._take_account(peak.num_bytes)
         self._status.at(step, "writing figures")
         self._record(step, result, rate, seconds)
         if result.overflowed:
@@ -132,11 +134,11 @@ class _Loop:
             self._refused(step, batch, rate)
         return result
 
-    def _take_account(self) -> None:
-        self._account = take_account(self._engine)
-        self._progress.say(*story.traffic(self._account))
-        if self._job.strict and not self._account.traffic_equal:
-            raise LedgerError("the predicted ledger differs from the measured one, and track.strict is on")
+    def _take_account(self, peak: int) -> None:
+        self._account = take_account(self._engine, peak)
+        self._progress.say(*story.first_step(self._account))
+        if self._job.strict and not self._account.ok:
+            raise LedgerError("what the plan predicts of a step differs from what was measured; track.strict is on")
 
     def _record(self, step: int, result: StepResult, rate: float, seconds: float) -> None:
         line = self._meter.line(step, result, rate, seconds, peak_bytes(self._engine))
@@ -204,11 +206,11 @@ class _Loop:
 
     def _sample(self) -> None:
         """A sample of text, where the model is small enough to stand on one rank and nobody asked to stop."""
-        if self._outcome.stopped or not story.may_sample(self._engine.plan):
+        if self._outcome.stopped or not story.may_sample(self._job):
             return
         model = whole_model(self._engine)
         if model is not None:
-            self._progress.say(*story.sample(model, self._job.plan, self._feed.dataset))
+            self._progress.say(*story.sample(model, self._job, self._feed.dataset))
 
     @contextmanager
     def _placed(self, step: int | None) -> Iterator[None]:

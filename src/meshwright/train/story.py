@@ -21,10 +21,9 @@ from meshwright.train.generate import generate
 from meshwright.train.job import Job
 from meshwright.train.outcome import Outcome
 
-__all__ = ["beginning", "closing", "evaluation", "layout_text", "may_sample", "sample", "traffic"]
+__all__ = ["beginning", "closing", "evaluation", "first_step", "layout_text", "may_sample", "sample"]
 
 _PROMPT = "def "
-_SAMPLE_TOKENS = 400
 _SAMPLE_PARAMETERS = 500_000_000
 _TEMPERATURE = 0.6
 
@@ -67,14 +66,31 @@ def batch_text(plan: Plan) -> str:
     )
 
 
-def traffic(account: Account) -> Iterator[str]:
-    """One line where prediction and measurement agree; else the table of both."""
-    if account.traffic_equal:
+def first_step(account: Account) -> Iterator[str]:
+    """One line where prediction and measurement agree; else what differs, with the table of both."""
+    if account.ok:
         calls, sent = sum(row.calls for row in account.measured), sum(row.sent_bytes for row in account.measured)
-        yield f"ledger of a step: predicted = measured, {calls} calls, {bytes_text(sent)} sent by a rank"
+        off = abs(account.timeline.peak_bytes / account.peak_measured - 1)
+        yield (
+            f"ledger of a step: predicted = measured, {calls} calls, {bytes_text(sent)} sent by a rank, state "
+            f"{bytes_text(sum(account.live.values()))}; peak {bytes_text(account.peak_measured)}, {off:.1%} off"
+        )
         return
-    yield "warning: the predicted ledger differs from the measured one (rows of this rank, or of another)"
-    yield from traffic_table(account.predicted, account.measured)
+    if not account.traffic_equal:
+        yield "warning: the predicted ledger differs from the measured one (rows of this rank, or of another)"
+        yield from traffic_table(account.predicted, account.measured)
+    if not (account.states_equal and account.peak_near):
+        yield "warning: predicted memory differs from measured memory (of this rank, or of another)"
+        yield from memory_table(account)
+
+
+def memory_table(account: Account) -> list[str]:
+    """State by category, and the peak with activations."""
+    states = [(name.value, size) for name, size in account.timeline.states.items() if name.value in HELD]
+    figures = [(name, size, account.live[name]) for name, size in states]
+    figures.append(("peak", account.timeline.peak_bytes, account.peak_measured))
+    rows = [[name, f"{ours:,}", f"{theirs:,}", _off(ours, theirs)] for name, ours, theirs in figures]
+    return table_lines(["bytes", "predicted", "measured", ""], rows)
 
 
 def traffic_table(predicted: Sequence[Row], measured: Sequence[Row]) -> list[str]:
@@ -103,12 +119,11 @@ def closing(job: Job, account: Account, outcome: Outcome, figures: Mapping[str, 
     yield ""
     yield from traffic_table(account.predicted, account.measured)
     yield ""
-    expected, seen = figures["predicted"], figures["measured"]
     states = {name: size for name, size in account.timeline.states.items() if name.value in HELD}
     rows = [
         ["state between steps", bytes_text(sum(states.values())), bytes_text(sum(account.live.values()))],
         ["  with gradients, at most", bytes_text(account.held_predicted), bytes_text(account.held_measured)],
-        ["  with activations, at most", bytes_text(expected["memory"]["peak"]), _activations_measured(seen)],
+        ["  with activations, at most", bytes_text(account.timeline.peak_bytes), bytes_text(account.peak_measured)],
         ["a step", "-", duration_text(outcome.step_seconds)],
         ["model FLOPs", "-", rate_text(job_rate(figures, outcome), "FLOP/s") + f" ({CONVENTION})"],
     ]
@@ -120,19 +135,20 @@ def closing(job: Job, account: Account, outcome: Outcome, figures: Mapping[str, 
     yield f"{ended}: {losses}{held_out}; files in {job.folder}"
 
 
-def may_sample(plan: Plan) -> bool:
-    """Whether the whole model is small enough to be put on one rank for a look."""
-    return parameters(plan.arch) <= _SAMPLE_PARAMETERS
+def may_sample(job: Job) -> bool:
+    """Whether text is wanted, and the whole model small enough to be put on one rank for it."""
+    return job.sample_tokens > 0 and parameters(job.plan.arch) <= _SAMPLE_PARAMETERS
 
 
-def sample(model: Decoder, plan: Plan, dataset: Dataset) -> Iterator[str]:
+def sample(model: Decoder, job: Job, dataset: Dataset) -> Iterator[str]:
     """Text that the model writes; nothing where its tokens cannot be read."""
+    plan, count = job.plan, job.sample_tokens
     try:
         prompt = dataset.encode(_PROMPT)
     except RequestError:  # tokens of an unknown tokenizer
         return
     context = plan.data.sequence_length
-    tokens = list(generate(model, prompt, _SAMPLE_TOKENS, context=context, temperature=_TEMPERATURE, seed=plan.seed))
+    tokens = list(generate(model, prompt, count, context=context, temperature=_TEMPERATURE, seed=plan.seed))
     text = dataset.decode([*prompt, *tokens])
     yield ""
     yield f"a sample ({len(tokens)} tokens after {_PROMPT!r}, temperature {_TEMPERATURE}):"
@@ -150,9 +166,10 @@ def job_rate(figures: Mapping[str, Any], outcome: Outcome) -> float:
     return flops / outcome.step_seconds if outcome.step_seconds else 0.0
 
 
-def _activations_measured(seen: Mapping[str, Any]) -> str:
-    """On a CPU nobody counts what autograd keeps."""
-    return "-" if seen["memory"]["reserved"] is None else bytes_text(seen["memory"]["peak"])
+def _off(predicted: int, measured: int) -> str:
+    if predicted == measured:
+        return "equal"
+    return f"{predicted / measured - 1:+.1%}" if measured else "DIFFERS"
 
 
 def _key(row: Row) -> tuple[str, str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def tiny_job(folder: Path, world: int, name: str = "", **sections: dict[str, Any
     tables = m0_bytes(**keys)
     tables["name"] = name or f"dp{world}"
     run = build_run(tables)
-    return job_of(run, resolve(run, arch_from_model(run.model)))
+    return replace(job_of(run, resolve(run, arch_from_model(run.model))), sample_tokens=10)
 
 
 def lines(job: Job, file: str) -> list[dict[str, Any]]:
