@@ -152,8 +152,9 @@ def _elementwise(target: Target, layouts: Layouts, block: BlockShape, tokens: Ar
     wide = target.stored / 2
     stream = np.where(layouts.sequence > 0, layouts.tp, 1.0)
     ratio = block.width / shapes.hidden
-    outer = 22 / stream * np.ones_like(tokens)
-    inner = (16 + (6 if shapes.gated else 4) * ratio) / layouts.tp
+    outer = values["elementwise.stream"] / stream
+    heads = values["elementwise.heads.unfused" if target.unfused else "elementwise.heads.fused"]
+    inner = (heads + (6 if shapes.gated else 4) * ratio) / layouts.tp
     if target.low_precision:
         inner = inner + 3 * (3 + ratio) / layouts.tp
     if target.eager and target.arch.rope is not None:
@@ -187,5 +188,5 @@ def _head(target: Target, layouts: Layouts, tokens: Array) -> tuple[Array, Array
     ahead = product_seconds(values, rate, processors, tokens, vocab, hidden)
     inputs = product_seconds(values, rate, processors, tokens, hidden, vocab)
     weights = product_seconds(values, rate, processors, vocab, hidden, tokens)
-    loss = tokens * vocab * values["logits.bytes.eager" if target.eager else "logits.bytes.fused"] / target.memory_rate
+    loss = tokens * vocab * values["logits.bytes.eager" if target.eager and not target.fused_loss else "logits.bytes.fused"] / target.memory_rate
     return ahead + loss / 2, inputs + weights + loss / 2

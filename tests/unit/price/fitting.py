@@ -22,11 +22,11 @@ from meshwright.price.target import Target, target_of
 from tests.unit.price import published
 
 PRIORS = {  # value, standard deviation of its logarithm
+    "matrix.ampere.16": (1.0, 0.05),  # products alone
     "matrix.hopper.16": (0.95, 0.15),  # products alone; how far training falls short of them is not known before
     "matrix.hopper.8": (1.0, 0.05),
     "matrix.blackwell.8": (0.97, 0.05),
     "clock.power": (0.75, 0.2),  # between the square root and proportional
-    "attention.ampere.triton": (0.40, 0.1),
     "attention.hopper.triton": (0.25, 0.1),
     "attention.hopper.flash3": (0.60, 0.1),  # its paper, forward
     "attention.blackwell.flash3": (0.50, 0.1),
