@@ -62,12 +62,14 @@ class Setting:
     `fused_norms`  norms are CUDA's kernels: input and float32 statistics are kept. On the CPU RMSNorm is composed of
                    primitives, which keep a float32 input and the normalised input as well, and the statistics of
                    LayerNorm have the compute dtype
+    `selective`    products keep the recipe of their input: norms, the attention core and the activation are made again
     """
 
     sequences: int
     sequence: int
     masked: bool = False
     fused_norms: bool = False
+    selective: bool = False
 
     @property
     def tokens(self) -> int:
@@ -104,6 +106,9 @@ def _head(arch: Arch, setting: Setting) -> Iterator[Saved]:
 
 
 def _block(arch: Arch, layer: int, setting: Setting) -> Iterator[Saved]:
+    if setting.selective and arch.latent is None and not arch.is_routed(layer):
+        yield from _selective_block(arch, setting)
+        return
     hidden = setting.tokens * arch.hidden
     yield from _border(arch, setting, "attention_norm")
     yield Saved("attention_norm.output", hidden)
@@ -119,6 +124,21 @@ def _block(arch: Arch, layer: int, setting: Setting) -> Iterator[Saved]:
         yield from _routed(arch, arch.experts, setting)
     else:
         yield from _feed_forward(arch, "mlp", setting.tokens, arch.ffn)
+    yield from _dropout(arch, setting, "mlp_dropout")
+
+
+def _selective_block(arch: Arch, setting: Setting) -> Iterator[Saved]:
+    """What recipes are made from: the stream twice, and what the products of the first kind made."""
+    tokens = setting.tokens
+    yield Saved("input", tokens * arch.hidden)
+    yield Saved("attention.query", tokens * arch.heads * arch.head_dim)
+    yield Saved("attention.key", tokens * arch.kv_heads * arch.head_dim)
+    yield Saved("attention.value", tokens * arch.kv_heads * arch.value_dim)
+    yield from _dropout(arch, setting, "attention_dropout")
+    yield Saved("mlp_norm.input", tokens * arch.hidden)
+    if arch.gated:
+        yield Saved("mlp.gate", tokens * arch.ffn)
+    yield Saved("mlp.up", tokens * arch.ffn)
     yield from _dropout(arch, setting, "mlp_dropout")
 
 

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 
 from meshwright.comm.mesh import Mesh
 from meshwright.comm.registry import registered
+from meshwright.config.choices import Recompute
 from meshwright.data.batch import Batch
 from meshwright.layout.groups import GroupName
 from meshwright.model.decoder import build_decoder
 from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.executor import Executor
+from meshwright.parallel.recompute import apply_selective
 from meshwright.parallel.split import WeightProducts
 from meshwright.parallel.store import Store
 from meshwright.parallel.support import check_supported
@@ -135,6 +137,8 @@ class Engine:
         if self.plan.degrees.tp == 1:
             if not self.plan.execution.compile:
                 self._products.apply(units.values())
+            if self.plan.execution.recompute is Recompute.SELECTIVE:
+                apply_selective(units.values(), self._products)
             return
         name = f"{GroupName.TP} of engine {id(self)}"
         named = ExitStack()

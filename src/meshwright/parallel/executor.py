@@ -32,6 +32,7 @@ from meshwright.optim.scale import loss_scale_for
 from meshwright.optim.update import RULES, clip_coefficient, squared_norm
 from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.dtypes import TORCH_DTYPES
+from meshwright.parallel.offload import Visits
 from meshwright.parallel.split import Stash, WeightProducts
 from meshwright.parallel.store import Store
 from meshwright.parallel.tensor import held_rows
@@ -75,6 +76,8 @@ class Executor:
             unit: [store.parameters[name] for store, held in zip(stores, names, strict=True) for name in held]
             for unit, names in self._names.items()
         }
+        self._updated = [action.bucket for action in program.actions if action.op is Op.UPDATE]
+        self._visits = Visits([stores[bucket].visitor for bucket in self._updated], allocator)
         self._last_use = {action.micro: i for i, action in enumerate(program.actions) if action.op in COMPUTE}
         self._do: dict[Op, Callable[[Action], Handle | None]] = {
             Op.COUNT: self._count,
@@ -312,8 +315,11 @@ class Executor:
             if self._coefficient != 1.0:
                 for gradient in gradients:
                     gradient.mul_(self._coefficient)
-            RULES[self.plan.optimizer.kind](self.plan.optimizer, store.runs, gradients, self._rate)
-            store.publish_own()
+            place = self._updated.index(action.bucket)
+            runs = self._visits.begin(place)
+            RULES[self.plan.optimizer.kind](self.plan.optimizer, runs, gradients, self._rate)
+            store.publish_own(runs)
+            self._visits.end(place)
         store.drop_gradients()
 
     def _publish(self, action: Action) -> Handle:

@@ -26,6 +26,7 @@ from meshwright.model.counter import fill
 from meshwright.optim.update import STATE_NAMES, Run
 from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.dtypes import TORCH_DTYPES
+from meshwright.parallel.offload import Homes, Visitor
 from meshwright.plan.buckets import Bucket, Segment, sharding_group
 from meshwright.plan.category import Category
 from meshwright.plan.plan import Plan
@@ -36,6 +37,7 @@ class Store:
 
     def __init__(self, plan: Plan, bucket: Bucket, at: Coordinates, allocator: Allocator) -> None:
         self.plan, self.bucket, self.allocator = plan, bucket, allocator
+        self._homes = Homes(plan.execution, allocator)
         self._at = at
         self.group = sharding_group(plan, bucket.replicas)
         mine = bucket.shard(self.group.size, self.group.place(plan.degrees, at))
@@ -50,7 +52,8 @@ class Store:
         }
         self.shard: Tensor | None = None
         if plan.sharding.stage == 3:
-            self.shard = allocator.zeros(self.last - self.first, self.compute, Category.PARAMETERS)
+            away = self._homes.parameters
+            self.shard = self._homes.zeros(self.last - self.first, self.compute, Category.PARAMETERS, away)
             allocator.release(self.whole, Category.PARAMETERS)
         self.master = self._allocate_master()
         self.runs = self._build_runs()
@@ -73,17 +76,20 @@ class Store:
             self._fill(self.shard, self.first, self.last)
 
     @torch.no_grad()
-    def publish_own(self) -> None:
-        """Own elements: master -> compute dtype. Nothing to do where the master is a view of them."""
-        if self._has_copy:
-            (self._own(self.whole) if self.shard is None else self.shard).copy_(self.master)
+    def publish_own(self, runs: Sequence[Run] | None = None) -> None:
+        """Own elements: master -> compute dtype, from updated `runs`. Nothing to do where masters are views of them."""
+        if not self._has_copy:
+            return
+        own = self._own(self.whole) if self.shard is None else self.shard
+        for (low, high, _), run in zip(self._spans(), self.runs if runs is None else runs, strict=True):
+            own[low:high].copy_(run.values, non_blocking=True)
 
     def regrow(self) -> Tensor:
         """Make room for the whole parameters, own elements in place: what a gather fills."""
         assert self.shard is not None
         self.allocator.regrow(self.whole, Category.PARAMETERS)
         with torch.no_grad():
-            self._own(self.whole).copy_(self.shard)
+            self._own(self.whole).copy_(self.shard, non_blocking=True)
         return self.whole
 
     def release(self) -> None:
@@ -224,31 +230,41 @@ class Store:
     def _allocate_master(self) -> Tensor:
         if self._has_copy:
             dtype = TORCH_DTYPES[self.plan.precision.master]
-            return self.allocator.zeros(self.last - self.first, dtype, Category.MASTER)
+            return self._homes.zeros(self.last - self.first, dtype, Category.MASTER, self._homes.optimizer)
         return self._own(self.whole) if self.shard is None else self.shard
 
-    def _build_runs(self) -> list[Run]:
-        """The decaying and the plain part of the own elements, each with its state."""
+    def _spans(self) -> list[tuple[int, int, bool]]:
+        """(low, high, decays) of the decaying and the plain part of the own elements, empty ones left out."""
         if not self.bucket.trainable:
             return []
-        runs = []
         cut = min(max(self.bucket.decay_stop, self.first), self.last) - self.first
-        for low, high, decays in ((0, cut, True), (cut, self.last - self.first, False)):
-            if low == high:
-                continue
+        parts = ((0, cut, True), (cut, self.last - self.first, False))
+        return [part for part in parts if part[0] != part[1]]
+
+    def _build_runs(self) -> list[Run]:
+        """Each span with its state."""
+        runs = []
+        for low, high, decays in self._spans():
             state = tuple(
-                self.allocator.zeros(high - low, self.master.dtype, Category.OPTIMIZER)
+                self._homes.zeros(high - low, self.master.dtype, Category.OPTIMIZER, self._homes.optimizer)
                 for _ in STATE_NAMES[self.plan.optimizer.kind]
             )
             step = torch.zeros((), dtype=torch.float32, device=self.allocator.device)
             runs.append(Run(self.master[low:high], state, decays, step))
         return runs
 
+    @property
+    def visitor(self) -> Visitor:
+        """What of this bucket is brought to the device for its update."""
+        if self._has_copy:
+            values_away, category = self._homes.optimizer, Category.MASTER
+        else:
+            values_away, category = self._homes.parameters and self.shard is not None, Category.PARAMETERS
+        return Visitor(self.runs, values_away, self._homes.optimizer and any(run.state for run in self.runs), category)
+
     def gradients_of_runs(self) -> list[Tensor]:
         """The summed gradient of each run, in the master dtype."""
-        cut = min(max(self.bucket.decay_stop, self.first), self.last) - self.first
-        bounds = [(low, high) for low, high in ((0, cut), (cut, self.last - self.first)) if low != high]
-        return [self.reduced[low:high].to(self.master.dtype) for low, high in bounds]
+        return [self.reduced[low:high].to(self.master.dtype) for low, high, _ in self._spans()]
 
     def _own(self, flat: Tensor) -> Tensor:
         return flat[self.first : self.last]

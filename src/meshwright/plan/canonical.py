@@ -110,6 +110,9 @@ def _execution(plan: Plan) -> Execution:
     execution = plan.execution
     if plan.degrees.tp == 1:
         execution = replace(execution, sequence=False, asynchronous_tensor=False)
+    stateless = plan.optimizer.kind is OptimizerKind.SGD and not plan.precision.has_master
+    if execution.offload is Offload.OPTIMIZER and stateless:
+        execution = replace(execution, offload=Offload.NONE)
     if execution.offload is Offload.NONE:
         execution = replace(execution, offload_to="memory")
     return execution

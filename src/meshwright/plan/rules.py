@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.arch.checks import check_arch
-from meshwright.config.choices import Schedule, Weights
+from meshwright.config.choices import Offload, Schedule, Weights
 from meshwright.config.errors import RequestError
 from meshwright.plan.canonical import canonical, num_replicas
 from meshwright.plan.plan import Plan
@@ -24,7 +24,7 @@ def check_plan(plan: Plan) -> None:
     """Raise a RequestError with every rule that `plan` breaks."""
     problems = [
         *_arch(plan), *_start(plan), *_sizes(plan), *_batch(plan), *_chunks(plan),
-        *_stages(plan), *_split(plan), *_sharding(plan),
+        *_stages(plan), *_split(plan), *_sharding(plan), *_offload(plan),
         *tensor.problems(plan),
     ] or list(_canonical(plan))  # fmt: skip
     if problems:
@@ -140,6 +140,15 @@ def _sharding(plan: Plan) -> Iterator[RequestError]:
 _SECTIONS = (
     "arch", "start", "data", "optimizer", "degrees", "sharding", "pipeline", "context", "execution",
 )  # fmt: skip
+
+
+def _offload(plan: Plan) -> Iterator[RequestError]:
+    if plan.execution.offload is Offload.PARAMS and plan.sharding.stage != 3:
+        yield RequestError(
+            f'parallel.offload = "params" with parallel.zero = {plan.sharding.stage} on {num_replicas(plan)} replicas',
+            "parameters live elsewhere only where each rank keeps its own piece of them: at stage 3, on several ranks",
+            ("parallel.zero = 3", 'parallel.offload = "optimizer"'),
+        )
 
 
 def _canonical(plan: Plan) -> Iterator[RequestError]:

@@ -20,7 +20,7 @@ from functools import cached_property
 
 from meshwright.arch.activations import Setting, saved
 from meshwright.arch.passing import Gradients, Moments, backward_passing, forward_passing, split_passing, stash_bytes
-from meshwright.config.choices import Documents, OptimizerKind
+from meshwright.config.choices import Documents, Offload, OptimizerKind, Recompute
 from meshwright.plan.action import COMPUTE, Action, Kind, Op
 from meshwright.plan.buckets import Bucket, sharding_group
 from meshwright.plan.category import Category as Category
@@ -101,17 +101,34 @@ def memory(
 
 
 def states(plan: Plan, steps: Program) -> Sizes:
-    """Bytes that live as long as the run: parameters (a shard at ZeRO-3), moments and master copies (from ZeRO-1)."""
+    """Bytes that live as long as the run: parameters (a shard at ZeRO-3), moments and master copies (from ZeRO-1).
+
+    What is offloaded lives in other memory.
+    """
     sizes = dict.fromkeys(Category, 0)
+    offload = plan.execution.offload
     for bucket in steps.buckets:
         part = _shard(plan, bucket)
         kept = part if plan.sharding.stage == 3 else bucket.numel
-        sizes[Category.PARAMETERS] += kept * plan.precision.compute.num_bytes
-        if bucket.trainable:
+        sizes[Category.PARAMETERS] += kept * plan.precision.compute.num_bytes if offload is not Offload.PARAMS else 0
+        if bucket.trainable and offload is not Offload.OPTIMIZER:
             owned = part * plan.precision.master.num_bytes
             sizes[Category.OPTIMIZER] += _moments(plan) * owned
             sizes[Category.MASTER] += owned if plan.precision.has_master else 0
     return sizes
+
+
+def visitors(plan: Plan, bucket: Bucket) -> Sizes:
+    """What of an offloaded bucket is on the device for its update."""
+    owned = _shard(plan, bucket) * plan.precision.master.num_bytes
+    match plan.execution.offload:
+        case Offload.OPTIMIZER:
+            masters = owned if plan.precision.has_master else 0
+            return {Category.OPTIMIZER: _moments(plan) * owned, Category.MASTER: masters}
+        case Offload.PARAMS if not plan.precision.has_master:
+            return {Category.PARAMETERS: owned}
+        case _:
+            return {}
 
 
 class _Run:
@@ -123,6 +140,7 @@ class _Run:
         self._here = set(self._memory.at_start())
         self._in_place = plan.sharding.stage < 2  # a sum stays where the gradient was
         used = [(action.micro, index) for index, action in enumerate(steps.actions) if action.op in COMPUTE]
+        self._updated = [action.bucket for action in steps.actions if action.op is Op.UPDATE]
         self._last_use = dict(used)
         self._first_use = dict(reversed(used))
         self.events: list[Event] = []
@@ -157,8 +175,20 @@ class _Run:
             self._make(index, touches.makes)
         else:
             self._make(index, (*touches.makes, *touches.adds))
+            if action.op is Op.UPDATE:
+                self._visit(index, action)
             self._pass(index, self._sizes.of_rest(action))
             self._free(index, touches.frees)
+
+    def _visit(self, index: int, action: Action) -> None:
+        """Offloaded buckets around an update: the next one comes, the one before it goes, the last goes at once."""
+        place, last = self._updated.index(action.bucket), len(self._updated) - 1
+        coming = [place + 1] if place else [0, 1]
+        leaving = ([place - 1] if place else []) + ([place] if place == last else [])
+        for places, sign in ((coming, 1), (leaving, -1)):
+            for each in places:
+                if each <= last:
+                    self._change(index, visitors(self._plan, self._steps.buckets[self._updated[each]]), sign)
 
     def _pass(self, index: int, num_bytes: int, category: Category = Category.BUFFERS) -> None:
         if num_bytes > 0:
@@ -167,8 +197,6 @@ class _Run:
 
     def _settle(self, index: int, launched: Action) -> None:
         touches, arriving = self._memory.touches(launched), self._arriving(launched)
-        if arriving:
-            self._pass(index, self._total(launched))
         made = (*touches.makes, *touches.adds)
         if self._in_place:
             self._free(index, touches.frees)
@@ -200,11 +228,6 @@ class _Run:
             return {}
         return {Category.BUFFERS: moved.payload_bytes // moved.ranks * (moved.ranks - 1)}
 
-    def _total(self, launched: Action) -> int:
-        """Their sum, before it is put in its place."""
-        moved = transfer(self._plan, self._steps, launched)
-        return moved.payload_bytes // moved.ranks if moved else 0
-
     def _change(self, index: int, sizes: Sizes, sign: int) -> None:
         self.events.extend(Event(index, category, sign * size) for category, size in sizes.items() if size)
 
@@ -217,7 +240,8 @@ class _Sizes:
         self._compute, self._reduce = plan.precision.compute.num_bytes, plan.precision.reduce.num_bytes
         sequence = plan.data.sequence_length // plan.degrees.cp
         masked = plan.data.documents is Documents.MASKED
-        self._setting = Setting(plan.batch.micro, sequence, masked, fused_norms)
+        selective = plan.execution.recompute is Recompute.SELECTIVE
+        self._setting = Setting(plan.batch.micro, sequence, masked, fused_norms, selective)
         self._hidden = border_elements(plan) * self._compute
         units = sorted({unit for bucket in steps.buckets for unit in bucket.units})
         self._graphs = {unit: self._graph(unit) for unit in units}
