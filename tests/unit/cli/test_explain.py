@@ -76,17 +76,26 @@ raise SystemExit(code)
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["explain", "--rank", "1"], 0),
-        (["train", "batch.global=15"], 2),
-        (["train", "data.source=there/is/nothing.txt"], 2),
-        (["train", "model.vocab=100"], 2),
-    ],
+    ("words", "code"), [(["explain", "--rank", "1"], 0), (["train", "batch.global=15"], 2), (["train", "mesh.dp=3"], 2)]
 )
 def test_torch_is_left_alone_until_something_runs(words: list[str], code: int, tmp_path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _QUIET, *words], capture_output=True, text=True, timeout=60, cwd=tmp_path
     )
     assert done.returncode == code, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("data.source=there/is/nothing.txt", "there is no such file"),
+        ("model.vocab=100", "is less than the tokenizer's 257 tokens"),
+    ],
+)
+def test_data_that_do_not_suit_are_refused_before_a_rank_starts(key, message, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", key]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
     assert not list(tmp_path.glob("runs/demo"))
