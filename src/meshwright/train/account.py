@@ -27,7 +27,7 @@ from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
 from meshwright.train.figures import Meter, peak_bytes
 
-__all__ = ["PEAK_TOLERANCE", "Account", "LedgerError", "hardware_flops", "ledger_json", "take_account"]
+__all__ = ["HELD", "PEAK_TOLERANCE", "Account", "LedgerError", "hardware_flops", "ledger_json", "take_account"]
 
 _TIMES = ("compute", "dp", "tp", "pp", "cp", "ep", "bubble", "optimizer", "data", "other")
 PEAK_TOLERANCE = 0.05
