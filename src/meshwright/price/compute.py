@@ -127,8 +127,10 @@ def _unfused(target: Target, layouts: Layouts, heads: Array) -> tuple[Array, Arr
     shapes, values, sequence = target.shapes, target.values, float(target.sequence)
     rate, processors = target.wide_rate * values["attention.batched"], target.cluster.device.processors
     count, rows = layouts.micro * heads, sequence / layouts.cp
-    forward = product_seconds(values, rate, processors, rows, sequence, shapes.score_dim, count)
-    forward = forward + product_seconds(values, rate, processors, rows, shapes.value_dim, sequence, count)
+    forward = sum(
+        product_seconds(values, rate, processors, rows, *dims, count, ramp="attention.ramp_k")
+        for dims in ((sequence, shapes.score_dim), (shapes.value_dim, sequence))
+    )
     scores = count * rows * sequence / target.memory_rate
     bias = 2.0 * shapes.alibi
     return (

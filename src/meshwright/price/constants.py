@@ -38,7 +38,7 @@ _RUNS = "published step times, docs/pricing.md"
 _TABLE = (
     # Products in training over the same products alone (whose share of the peak stands in the device's file).
     Constant("matrix.volta.16", 0.95, Kind.PRIOR, "as ampere, on older libraries"),
-    Constant("matrix.ampere.16", 0.98, Kind.FITTED, _RUNS),
+    Constant("matrix.ampere.16", 0.97, Kind.FITTED, _RUNS),
     Constant("matrix.ada.16", 0.95, Kind.PRIOR, "as ampere"),
     Constant("matrix.ada.8", 0.95, Kind.PRIOR, "as ampere"),
     Constant("matrix.hopper.16", 0.84, Kind.FITTED, _RUNS),
@@ -52,7 +52,7 @@ _TABLE = (
     Constant("clock.power", 0.87, Kind.FITTED, f"{_RUNS}: sustained clock = (power / power that the peak needs)^x"),
     # Fused attention: share of the 16-bit peak at long sequences.
     Constant("attention.volta.triton", 0.30, Kind.PRIOR, "no measurement found"),
-    Constant("attention.ampere.triton", 0.40, Kind.MEASURED, "arXiv:2307.08691, fig. 4: Triton's about 125 TFLOP/s"),
+    Constant("attention.ampere.triton", 0.40, Kind.MEASURED, "arXiv:2307.08691, fig. 4: Triton at about 125 TFLOP/s"),
     Constant("attention.ampere.flash2", 0.60, Kind.MEASURED, "FlashAttention-2, arXiv:2307.08691, fig. 5-6"),
     Constant("attention.ampere.flash3", 0.60, Kind.PRIOR, "no such kernel: as flash2"),
     Constant("attention.ada.flash2", 0.55, Kind.PRIOR, "as ampere"),
@@ -66,6 +66,7 @@ _TABLE = (
     Constant("attention.ramp_tokens", 512, Kind.PRIOR, "sequence at which half the rate is reached"),
     Constant("attention.backward", 0.75, Kind.MEASURED, "rate of backward to forward; arXiv:2307.08691, fig. 5-6"),
     Constant("attention.batched", 0.70, Kind.PRIOR, "batched products of unfused attention against large ones"),
+    Constant("attention.ramp_k", 256, Kind.PRIOR, "inner dimension lost to filling a tile, where batches keep two in flight"),
     Constant("attention.score_bytes.forward", 13, Kind.PRIOR, "scale, mask, softmax, dropout: reads and writes"),
     Constant("attention.score_bytes.backward", 19, Kind.PRIOR, "the same backward"),
     # Products of any shape.

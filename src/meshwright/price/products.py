@@ -25,6 +25,7 @@ def product_seconds(
     n: Array | float,
     k: Array | float,
     count: Array | float = 1.0,
+    ramp: str = "matrix.ramp_k",
 ) -> Array:
     """`count` products (m, k) x (k, n) at `rate` FLOP/s of large ones."""
     m, n, k, count = (np.asarray(each, dtype=np.float64) for each in (m, n, k, count))
@@ -34,7 +35,7 @@ def product_seconds(
         shown = (1 - values["matrix.wave"]) * np.maximum(waves, 1.0) + values["matrix.wave"] * np.ceil(waves)
         np.minimum(best, shown * (rows * columns / share), out=best)
     ideal = best * (2 * processors) * k / rate
-    seconds: Array = ideal * (1 + values["matrix.ramp_k"] / k) * alignment(values, n, k)
+    seconds: Array = ideal * (1 + values[ramp] / k) * alignment(values, n, k)
     return seconds
 
 

@@ -22,7 +22,7 @@ from meshwright.price.target import Target, target_of
 from tests.unit.price import published
 
 PRIORS = {  # value, standard deviation of its logarithm
-    "matrix.ampere.16": (1.0, 0.05),  # products alone
+    "matrix.ampere.16": (1.0, 0.03),  # products alone
     "matrix.hopper.16": (0.95, 0.15),  # products alone; how far training falls short of them is not known before
     "matrix.hopper.8": (1.0, 0.05),
     "matrix.blackwell.8": (0.97, 0.05),
