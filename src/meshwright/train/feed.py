@@ -19,17 +19,26 @@ __all__ = ["Feed", "open_corpus", "rank_feed"]
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The data as one rank reads it: slice `place` of `ways` of every global batch of `sequences`."""
+    """The data as one rank reads it: slice `place` of `ways` of every global batch of `sequences`.
+
+    Before `first_step` other runs consumed `consumed` samples of the same order, in whatever batches.
+    """
 
     dataset: Dataset
     seed: int
     sequences: int
     place: int
     ways: int
+    first_step: int = 0
+    consumed: int = 0
+
+    def consumed_before(self, step: int) -> int:
+        """Samples of the order that were taken before a step."""
+        return self.consumed + (step - self.first_step) * self.sequences
 
     def samples(self, step: int) -> Integers:
         """(G,) training samples of a step, equal on all ranks."""
-        return self.dataset.sample_ids(self.seed, step * self.sequences, self.sequences)
+        return self.dataset.sample_ids(self.seed, self.consumed_before(step), self.sequences)
 
     def batch(self, step: int) -> Batch:
         """This rank's share of a step."""

@@ -4,8 +4,10 @@
                   plan.json      the plan, both hashes        data.jsonl      the samples of each step
                   ledger.json    predicted and measured
 
-A folder belongs to one run. An empty one is taken; one whose run is finished is left alone and said so; any other is
-refused, for its figures would be mixed or lost.
+                  checkpoints/   see `checkpoint.folder`      latest          names the newest of them
+
+A folder belongs to one run. An empty one is taken; one whose run is finished is left alone and said so; one with a
+checkpoint goes on (`train.start`); any other is refused, for its figures would be mixed or lost.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
+from meshwright.config.choices import Resume
 from meshwright.config.errors import RequestError
 from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
@@ -40,7 +43,7 @@ def folder_state(job: Job) -> FolderState:
     folder = job.folder
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return FolderState.FREE
-    other = (f'name = "{_next_free(folder)}"', "removing the folder")
+    other = (f'name = "{_next_free(folder)}"', 'checkpoint.resume = "none"', "removing the folder")
     if not folder.is_dir():
         raise RequestError(str(folder), "is a file; the run folder would take its place", other)
     found = _read(folder / PLAN)
@@ -82,14 +85,18 @@ class Journal:
 
     @classmethod
     @contextmanager
-    def open(cls, job: Job) -> Iterator[Journal]:
-        """Make the folder and open its files. Raises RequestError where that is not possible."""
+    def open(cls, job: Job, done: int = 0) -> Iterator[Journal]:
+        """Make the folder and open its files; where the run goes on after `done` steps, what they hold of later ones
+        is cut away. Raises RequestError where that is not possible."""
         folder = job.folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / RUN).write_text(job.run_file)
             write_json(folder / PLAN, plan_json(job.plan))
-            metrics, data = (folder / METRICS).open("x", buffering=1), (folder / DATA).open("x", buffering=1)
+            mode: Literal["a", "w", "x"] = "a" if done else "w" if job.saving.resume is Resume.NONE else "x"
+            for name in (METRICS, DATA) if done else ():
+                _cut(folder / name, done)
+            metrics, data = (folder / METRICS).open(mode, buffering=1), (folder / DATA).open(mode, buffering=1)
         except OSError as error:
             raise RequestError(str(folder), f"cannot be written: {error.strerror}", ("train.output = ...",)) from None
         with metrics, data:
@@ -107,6 +114,21 @@ class Journal:
     @staticmethod
     def _line(file: TextIO, value: Mapping[str, Any]) -> None:
         file.write(json.dumps(_finite(value), allow_nan=False) + "\n")
+
+
+def _cut(file: Path, done: int) -> None:
+    """Keep the lines of steps before `done`; a last line that was torn goes too."""
+    if not file.exists():
+        return
+    kept = []
+    with file.open() as lines:
+        for line in lines:
+            with suppress(ValueError, KeyError, TypeError):
+                if json.loads(line)["step"] < done:
+                    kept.append(line)
+    draft = file.with_name(f".{file.name}.part")
+    draft.write_text("".join(kept))
+    draft.replace(file)
 
 
 def _finite(value: Any) -> Any:

@@ -5,16 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.config.choices import DeviceKind, OnNonfinite
+from meshwright.config.choices import DeviceKind, OnNonfinite, Resume
 from meshwright.config.load import dump_run
 from meshwright.config.schema import RunConfig
 from meshwright.plan.plan import Plan
 from meshwright.plan.resolve import steps_of
 
-__all__ = ["CACHE", "Job", "job_of"]
+__all__ = ["CACHE", "Job", "Saving", "job_of"]
 
 CACHE = ".cache"
 """The folder of token caches, beside the run folders: runs on the same text share it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """When checkpoints are written, how many stay, and from where the run goes on: the [checkpoint] table."""
+
+    every: int = 0
+    keep: int = 2
+    asynchronous: bool = True
+    resume: Resume | str = Resume.AUTO
+    accept_changes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +46,7 @@ class Job:
     on_nonfinite: OnNonfinite
     strict: bool
     run_file: str
+    saving: Saving = Saving()
     sample_tokens: int = 400
     quiet_stdout: bool = False
 
@@ -53,5 +65,12 @@ def job_of(run: RunConfig, plan: Plan, *, quiet_stdout: bool = False) -> Job:
         on_nonfinite=run.survive.on_nonfinite,
         strict=run.track.strict,
         run_file=dump_run(run),
+        saving=Saving(
+            every=run.checkpoint.every,
+            keep=run.checkpoint.keep,
+            asynchronous=run.checkpoint.asynchronous,
+            resume=run.checkpoint.resume,
+            accept_changes=run.checkpoint.accept_changes,
+        ),
         quiet_stdout=quiet_stdout,
     )

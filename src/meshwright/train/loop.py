@@ -1,8 +1,9 @@
 """The training run on one rank.
 
     meet      join the others, make the mesh's groups; one folder, one plan, one corpus for all
-    prepare   open the data, build the engine
-    step      read this rank's slice -> program -> figures        0 .. steps - 1
+    prepare   open the data, build the engine, fill it from a checkpoint or imported weights
+    step      read this rank's slice -> program -> figures        0 (or where the checkpoint ends) .. steps - 1
+    save      every `checkpoint.every` steps, when asked to stop, at the end
     evaluate  the held-out split, every `eval_every` steps and at the end
     close     the account, a sample of text, the last lines
 
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
+from meshwright.comm.agree import Side
 from meshwright.comm.gather import gather_integers
 from meshwright.comm.mesh import Mesh, device_of
 from meshwright.config.choices import OnNonfinite
@@ -35,11 +37,13 @@ from meshwright.train.checks import check_batches, check_same_run
 from meshwright.train.evaluate import evaluate
 from meshwright.train.feed import Feed, rank_feed
 from meshwright.train.figures import Meter, peak_bytes
-from meshwright.train.folder import LEDGER, FolderState, Journal, folder_state, write_json
+from meshwright.train.folder import LEDGER, Journal, write_json
 from meshwright.train.job import Job
 from meshwright.train.nonfinite import NonfiniteError, blame
 from meshwright.train.outcome import Outcome
 from meshwright.train.peak import PeakWatch
+from meshwright.train.saves import Saves
+from meshwright.train.start import begin, is_finished
 from meshwright.train.stop import StopRequest
 from meshwright.train.where import Phases, where
 from meshwright.train.whole import whole_model
@@ -61,12 +65,10 @@ def train_joined(status: RankStatus, job: Job) -> Outcome:
     """Train as a rank of the default process group; a job of one rank needs none."""
     mesh = Mesh.of(job.plan).start()
     leads = mesh.rank == 0
-    state = int(folder_state(job)) if leads else 0
-    if gather_integers(mesh, [state])[0][0] == FolderState.FINISHED:  # rank 0 looked, all know
+    if gather_integers(mesh, [int(leads and is_finished(job))])[0][0]:  # rank 0 looked, all know
         return Outcome(steps=job.steps, already=True)
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        journal = stack.enter_context(Journal.open(job)) if leads else None
         status.at(None, "opening the data")
         feed = rank_feed(job, mesh.rank)
         check_same_run(mesh, job.plan, feed.dataset.digest)
@@ -78,7 +80,14 @@ def train_joined(status: RankStatus, job: Job) -> Outcome:
         progress.say(*story.beginning(job, feed.dataset, engine))
         progress.say(*(f"warning: {each.message}" for each in told))
         stack.enter_context(progress)
-        return _Loop(job, status, stop, engine, feed, journal, progress).run()
+        status.at(None, "loading the checkpoint")
+        side = Side()
+        stack.callback(side.close)
+        start = begin(engine, job, side, feed.dataset.digest, progress.say)
+        feed = replace(feed, first_step=start.step, consumed=start.samples)
+        journal = stack.enter_context(Journal.open(job, start.step)) if leads else None
+        saves = stack.enter_context(Saves(engine, job, side, feed.dataset.digest, progress.say))
+        return _Loop(job, status, stop, engine, feed, journal, progress, saves).run()
 
 
 class _Loop:
@@ -86,9 +95,10 @@ class _Loop:
 
     def __init__(
         self, job: Job, status: RankStatus, stop: StopRequest, engine: Engine, feed: Feed, journal: Journal | None,
-        progress: Progress,
+        progress: Progress, saves: Saves,
     ) -> None:  # fmt: skip
-        self._job, self._status, self._stop = job, status, stop
+        self._job, self._status, self._stop, self._saves = job, status, stop, saves
+        self._first = feed.first_step
         self._engine, self._feed, self._journal, self._progress = engine, feed, journal, progress
         self._meter = Meter(job.plan, job.steps)
         self._evaluates = job.eval_every > 0 and feed.evaluation_batches > 0
@@ -98,9 +108,10 @@ class _Loop:
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
-        for step in range(self._job.steps):
+        for step in range(self._first, self._job.steps):
             with self._placed(step):
                 result = self._step(step)
+                self._save(step, result.stop)
             if result.stop:
                 self._outcome = replace(self._outcome, stopped=step + 1 < self._job.steps)
                 break
@@ -116,12 +127,12 @@ class _Loop:
         begin = time.perf_counter()
         self._status.at(step, "reading the batch")
         batch = self._feed.batch(step)
-        if step == 0:
+        if step == self._first:
             check_batches(self._engine.mesh, self._job.plan, batch)
         self._engine.mesh.ledger.clear()
         rate = learning_rate(self._job.plan.optimizer, step)
         self._engine.observe(Phases(self._status, step))
-        with PeakWatch(self._engine.allocator) if step == 0 else nullcontext() as peak:
+        with PeakWatch(self._engine.allocator) if step == self._first else nullcontext() as peak:
             result = self._engine.step(batch, rate, self._stop.asked)
         seconds = time.perf_counter() - begin
         if peak is not None:
@@ -142,7 +153,7 @@ class _Loop:
 
     def _record(self, step: int, result: StepResult, rate: float, seconds: float) -> None:
         line = self._meter.line(step, result, rate, seconds, peak_bytes(self._engine))
-        first = result.loss if step == 0 else self._outcome.first_loss
+        first = result.loss if step == self._first else self._outcome.first_loss
         self._outcome = replace(self._outcome, steps=step + 1, first_loss=first, last_loss=result.loss)
         if self._journal is not None:
             self._journal.step(self._feed.samples(step).tolist(), line)
@@ -150,6 +161,11 @@ class _Loop:
         if not result.trained_tokens and not self._warned:
             self._warned = True
             self._progress.say(f"warning: step {step} has no trained token: loss 0, gradient 0; look at the labels")
+
+    def _save(self, step: int, stopping: bool) -> None:
+        done = step + 1
+        self._status.at(step, "saving a checkpoint")
+        self._saves.after(done, self._feed.consumed_before(done), stopping)
 
     def _refused(self, step: int, batch: Batch, rate: float) -> None:
         """A gradient was not finite and the engine left the weights alone: go on (skip), or name the culprit."""

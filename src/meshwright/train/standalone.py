@@ -89,12 +89,7 @@ def evaluate_rank(
     # Nothing is updated, so the optimizer without states; the weights stay in the type they are kept in.
     sgd = replace(asked.plan.optimizer, kind=OptimizerKind.SGD, weight_decay=0.0)
     plan = canonical(replace(asked.plan, optimizer=sgd))
-    degrees = plan.degrees
-    mesh = Mesh(
-        **{axis.value: degrees.on(axis) for axis in degrees.order},
-        order=degrees.order,
-        shard_within=plan.sharding.within,
-    ).start()
+    mesh = Mesh.of(plan).start()
     status.at(None, "opening the data")
     splits = splits_of(asked)
     status.at(None, "loading the weights")

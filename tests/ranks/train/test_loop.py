@@ -140,11 +140,16 @@ def test_the_rate_of_a_step_counts_optimizer_steps(runs: dict[int, tuple[Job, li
         assert [line["learning_rate"] for line in steps(job)] == pytest.approx(want, rel=1e-15)
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Every file below a folder."""
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
 def test_a_finished_run_is_left_alone(runs: dict[int, tuple[Job, list[Outcome]]]) -> None:
     job = runs[1][0]
-    before = {file: file.read_bytes() for file in job.folder.iterdir()}
+    before = contents(job.folder)
     assert train_joined(RankStatus(), job).already
-    assert {file: file.read_bytes() for file in job.folder.iterdir()} == before
+    assert contents(job.folder) == before
 
 
 def test_no_trained_token_is_loss_zero_and_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

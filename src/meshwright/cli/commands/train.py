@@ -56,7 +56,7 @@ def _start(job: Job) -> int:
     if _is_finished(job):
         return 0
     outcomes: list[Any] = []
-    code = exit_code(lambda: outcomes.extend(run_ranks(_rank, job.plan.degrees.ranks, job, mistakes=(RequestError,))))
+    code = exit_code(lambda: outcomes.extend(run_ranks(_rank, job.plan.degrees.ranks, job, mistakes=_mistakes())))
     if outcomes and job.quiet_stdout:
         _print_outcome(job, outcomes[0])
     return code
@@ -67,10 +67,17 @@ def _take_place(job: Job, place: Place) -> int:
     from meshwright.launch.local import exit_code, run_here
 
     outcomes: list[Any] = []
-    code = exit_code(lambda: outcomes.append(run_here(_rank, place, job, mistakes=(RequestError,))))
+    code = exit_code(lambda: outcomes.append(run_here(_rank, place, job, mistakes=_mistakes())))
     if outcomes and place.rank == 0 and job.quiet_stdout:
         _print_outcome(job, outcomes[0])
     return _TERMINATED if outcomes and outcomes[0].stopped else code
+
+
+def _mistakes() -> tuple[type[BaseException], ...]:
+    """What is told in one line: wrong requests, damaged checkpoints, full disks."""
+    from meshwright.checkpoint.errors import CheckpointError
+
+    return RequestError, CheckpointError
 
 
 def _rank(place: Place, status: Any, job: Job) -> Any:
@@ -83,13 +90,12 @@ def _rank(place: Place, status: Any, job: Job) -> Any:
 def _is_finished(job: Job) -> bool:
     """Whether this very run stands in its folder already; says so. Raises RequestError for what cannot be started."""
     from meshwright.train.feed import open_corpus
-    from meshwright.train.folder import FolderState, folder_state
+    from meshwright.train.start import is_finished
 
-    if folder_state(job) is FolderState.FINISHED:
+    if is_finished(job):
         print(f"{job.folder} holds this run, finished: nothing to do", file=sys.stderr)
         return True
-    open_corpus(job)
-    return False
+    return is_finished(job, open_corpus(job).digest)
 
 
 def _print_outcome(job: Job, outcome: Any) -> None:
