@@ -106,6 +106,11 @@ def adopt(environment: Mapping[str, str], keep: frozenset[str] = frozenset()) ->
     os.environ.update(kept)
 
 
+def quiet_profiler() -> None:
+    """Keeps torch's profiler from telling on standard error that it begins and ends, unless the user asked it to."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
 def num_threads(world: int, environment: Mapping[str, str] | None = None) -> int | None:
     """Threads of a rank's operations: the user's OMP_NUM_THREADS, else 1 for several ranks, else None (torch's choice).
 
