@@ -23,6 +23,8 @@ from meshwright.data.batch import Batch
 from meshwright.layout.groups import GroupName
 from meshwright.model.decoder import build_decoder
 from meshwright.parallel.allocator import Allocator
+from meshwright.parallel.compile import compile_units
+from meshwright.parallel.direct import apply_direct
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.executor import Executor
 from meshwright.parallel.recompute import apply_selective
@@ -133,13 +135,19 @@ class Engine:
         return running.program.kind, running.position
 
     def _apply_strategies(self, units: dict[int, nn.Module]) -> None:
-        """Replace forwards, and make the groups of their collectives known by name as long as the engine lives."""
-        if self.plan.degrees.tp == 1:
-            if not self.plan.execution.compile:
-                self._products.apply(units.values())
-            if self.plan.execution.recompute is Recompute.SELECTIVE:
+        """Replace forwards: tensor axis, products, recomputation, compilation, in this order."""
+        execution = self.plan.execution
+        if self.plan.degrees.tp > 1:
+            self._apply_tensor(units)
+        elif not execution.compile:
+            apply_direct(units.values(), self._products)
+            if execution.recompute is Recompute.SELECTIVE:  # a compiler chooses by itself what it keeps
                 apply_selective(units.values(), self._products)
-            return
+        if execution.compile:
+            compile_units(units.values())
+
+    def _apply_tensor(self, units: dict[int, nn.Module]) -> None:
+        """Make the groups of the units' collectives known by name as long as the engine lives."""
         name = f"{GroupName.TP} of engine {id(self)}"
         named = ExitStack()
         named.enter_context(registered({name: self.mesh.communicator(GroupName.TP)}))

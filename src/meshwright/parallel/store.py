@@ -133,6 +133,20 @@ class Store:
             flat.addmm_(g_NO.t(), x_NI)
 
     @torch.no_grad()
+    def add_rows(self, name: str, rows_N: Tensor, g_ND: Tensor) -> None:
+        """Gradients g of looked-up rows of a table, straight into the flat gradient; repeated rows add up in order."""
+        if self.gradient.untyped_storage().nbytes() == 0:
+            self._begin_gradient()
+        flat = self._view(self.gradient, self._segments[name])
+        if name not in self._written:
+            self._written.add(name)
+            flat.zero_()
+        if flat.device.type == "cpu":
+            flat.index_add_(0, rows_N, g_ND.to(flat.dtype))
+        else:  # index_add_ adds in no fixed order there
+            flat.add_(torch.ops.aten.embedding_dense_backward(g_ND, rows_N, flat.shape[0], -1, False))
+
+    @torch.no_grad()
     def seal(self) -> Tensor:
         """The gradient, complete: segments that no micro-batch wrote are zero. Padding always is."""
         if self._sealed:

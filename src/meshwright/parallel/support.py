@@ -29,5 +29,3 @@ def _missing(plan: Plan) -> Iterator[str]:
         yield f"selective recomputation with tensor parallelism (tp {plan.degrees.tp}); full works"
     if plan.execution.asynchronous_tensor:
         yield "asynchronous tensor collectives"
-    if plan.execution.compile:
-        yield "compilation of units"

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from meshwright.config.choices import Recompute
 from meshwright.plan.plan import Plan
 
 
 def plan_warnings(plan: Plan) -> tuple[str, ...]:
     """One sentence each, with what to do instead."""
-    precision = plan.precision
+    return tuple(_warnings(plan))
+
+
+def _warnings(plan: Plan) -> Iterator[str]:
+    precision, execution = plan.precision, plan.execution
     if precision.compute.num_bytes < 4 and not precision.has_master:
-        return (
+        yield (
             f"{precision.compute} parameters are updated in place: steps smaller than their rounding are lost "
-            f'(norm gains near 1 stop moving); precision.master = "float32" keeps a copy that does not round',
+            f'(norm gains near 1 stop moving); precision.master = "float32" keeps a copy that does not round'
         )
-    return ()
+    if execution.compile and execution.recompute is Recompute.SELECTIVE:
+        yield (
+            "with parallel.compile the compiler chooses what is computed again: all that is wide and cheap, but not "
+            'attention; parallel.recompute = "full" is exact with it'
+        )
