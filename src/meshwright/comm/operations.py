@@ -107,15 +107,10 @@ def _add_in_order(mine: Tensor, arrived: list[Tensor], place: int, out: Tensor) 
 
 def _exchange(over: Communicator, outgoing: list[Tensor], arriving: list[Tensor]) -> list[dist.Work]:
     """Send outgoing[r] to the rank at place r and receive from every other rank, all at once."""
-    buffers = iter(arriving)
-    works = []
-    for place, rank in enumerate(over.ranks):
-        if place != over.place:
-            works.append(_begun(dist.irecv(next(buffers), rank, group=over.process_group)))
-    for place, rank in enumerate(over.ranks):
-        if place != over.place:
-            works.append(_begun(dist.isend(outgoing[place], rank, group=over.process_group)))
-    return works
+    group = over.process_group  # its own methods: dist.isend spends as long again on finding it
+    peers = [place for place in range(over.size) if place != over.place]
+    works = [group.recv([buffer], place, 0) for place, buffer in zip(peers, arriving, strict=True)]
+    return works + [group.send([outgoing[place]], place, 0) for place in peers]
 
 
 def _begun(work: dist.Work | None) -> dist.Work:

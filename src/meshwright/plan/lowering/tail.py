@@ -57,10 +57,11 @@ def _sum_remaining(plan: Plan, out: Listing, trained: list[Bucket]) -> None:
         if bucket.tied and len(bucket.units) == 1:
             out.add(Action(Op.SUM, Phase.REDUCE, bucket=bucket.index, what=What.GRADIENT, group=GroupName.TIED))
     out.wait_all(Op.SUM)
-    for bucket in trained:
-        for name in bucket.partial:
-            out.add(Action(Op.SUM, Phase.REDUCE, bucket=bucket.index, what=What.GRADIENT, group=name))
-            out.wait_all(Op.SUM)
+    for turn in range(max((len(bucket.partial) for bucket in trained), default=0)):
+        for bucket in trained:
+            for name in bucket.partial[turn : turn + 1]:
+                out.add(Action(Op.SUM, Phase.REDUCE, bucket=bucket.index, what=What.GRADIENT, group=name))
+        out.wait_all(Op.SUM)
 
 
 def _publish(plan: Plan, out: Listing, bucket: Bucket) -> None:
