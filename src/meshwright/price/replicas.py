@@ -33,6 +33,7 @@ class Replicas:
     sums: tuple[Array, Array, Array]
     gathers: tuple[Array, Array, Array]
     edge: Array
+    block_sum: Array  # of one block, once a step
     closing: Array  # tied gradient and norm
     optimizer: Array
 
@@ -93,6 +94,7 @@ def replicas(target: Target, layouts: Layouts, held: Weights) -> Replicas:
         sums=(sums[0], sums[1], sums[2]),
         gathers=(gathers[0], gathers[1], gathers[2]),
         edge=edge,
+        block_sum=np.where(per_step, reduce(held.block_dense, held.block_routed), 0.0),
         closing=_closing(target, layouts, held, within),
         optimizer=_optimizer(target, layouts, held, within),
     )

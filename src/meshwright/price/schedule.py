@@ -85,7 +85,7 @@ def _bound(
     edge = behind + 2 * after * message
     wait = np.maximum(edge - fewer * forward, 0) + np.maximum(edge - fewer * backward, 0)
     work = before + m * (forward + backward) + np.where(m > after, wait, edge)
-    rounds, rest = np.divmod(m - 1, p - s)
+    rounds, rest = np.divmod(m - 1, np.maximum(p - s, 1))
     paced = behind + 2 * after * shown
     round_trips = before + (rounds + 1) * (forward + backward + paced) + rest * (forward + backward)
     return np.asarray(np.maximum(work, round_trips))

@@ -56,6 +56,8 @@ class Block:
     sharded: Array
     ahead: Array  # all of the forward
     whole: Array  # all of both
+    front: Array  # the forward alone, without what ZeRO adds
+    behind: Array  # the backward alone, without recomputation by an action of its own
 
 
 def block_seconds(target: Target, layouts: Layouts, units: Units, replica: Replicas) -> Block:
@@ -85,7 +87,9 @@ def block_seconds(target: Target, layouts: Layouts, units: Units, replica: Repli
         before = np.maximum(replica.forward - front, 0) + slow * np.minimum(replica.forward, front)
         after = np.maximum(replica.backward - behind, 0) + slow * np.minimum(replica.backward, behind)
         sharded = before + after
-    return Block(units.forward, backward, tp, cp, ep, host, sharded, front + before, busy + host + sharded)
+    alone = units.backward + given.tp_backward + given.cp_backward + given.ep_backward + core * units.core
+    return Block(units.forward, backward, tp, cp, ep, host, sharded, front + before, busy + host + sharded, front,
+                 alone + 2 * host / 3)  # fmt: skip
 
 
 def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Times:
