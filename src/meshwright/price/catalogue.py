@@ -1,6 +1,6 @@
 """Clusters by name or from a file: TOML, each number with its source; every key can be overridden.
 
-    cluster_of("h100-sxm", ["cluster.node.devices=4", "cluster.network.bytes_per_s=6.25e9"])
+cluster_of("h100-sxm", ["cluster.node.devices=4", "cluster.network.bytes_per_s=6.25e9"])
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a run is priced for: a device, a node of them, the network between nodes, the software, the price. Frozen data.
 
-    device - link - node (devices) - network - ...       bytes a second are one way and a device everywhere
+device - link - node (devices) - network - ...       bytes a second are one way and a device everywhere
 """
 
 from __future__ import annotations

@@ -174,7 +174,8 @@ def _accumulate(target: Target, layouts: Layouts, block: BlockShape) -> Array:
     """Adding a micro-batch's weight gradients to those before: bytes a parameter."""
     tp, ep = layouts.tp, layouts.ep
     held = sum(
-        product.n * product.k * product.experts / (tp * (ep if product.experts > 1 else 1)) for product in block.products
+        product.n * product.k * product.experts / (tp * (ep if product.experts > 1 else 1))
+        for product in block.products
     )
     wide = target.precision.reduce.num_bytes
     each = 4 * wide if target.legacy and wide > target.stored else 2 * wide if target.legacy else wide
@@ -190,5 +191,10 @@ def _head(target: Target, layouts: Layouts, tokens: Array) -> tuple[Array, Array
     ahead = product_seconds(values, rate, processors, tokens, vocab, hidden)
     inputs = product_seconds(values, rate, processors, tokens, hidden, vocab)
     weights = product_seconds(values, rate, processors, vocab, hidden, tokens)
-    loss = tokens * vocab * values["logits.bytes.eager" if target.eager and not target.fused_loss else "logits.bytes.fused"] / target.memory_rate
+    loss = (
+        tokens
+        * vocab
+        * values["logits.bytes.eager" if target.eager and not target.fused_loss else "logits.bytes.fused"]
+        / target.memory_rate
+    )
     return ahead + loss / 2, inputs + weights + loss / 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-
 from typing import Any
 
 import numpy as np
@@ -36,14 +35,10 @@ def estimate(target: Target, layouts: Layouts) -> Estimates:
         some = slice(start, start + _BLOCK)
         part = layouts.part(some)
         held = weights(target, part)
-        done.append(
-            Estimates(times(target, part, shared.take(index[some]), held), memories(target, part, held))
-        )
+        done.append(Estimates(times(target, part, shared.take(index[some]), held), memories(target, part, held)))
     if len(done) == 1:
         return done[0]
-    return Estimates(
-        _joined(Times, [each.times for each in done]), _joined(Memory, [each.memory for each in done])
-    )
+    return Estimates(_joined(Times, [each.times for each in done]), _joined(Memory, [each.memory for each in done]))
 
 
 def _joined(kind: type[Any], parts: list[Any]) -> Any:

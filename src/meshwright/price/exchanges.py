@@ -1,9 +1,9 @@
 """What a unit exchanges while it runs, over arrays: exposed seconds of the tensor, context and expert axes.
 
-    tensor    2 all-reduces of the stream a pass, or 2 gathers and 2 scatters (sequence parallel; backward gathers the
-              inputs of column products once more where the stack kept only their parts)
-    context   ring: cp - 1 blocks of keys and values forward, twice as much backward, hidden behind the core
-    expert    2 all-to-alls a pass: tokens to their experts and back
+tensor    2 all-reduces of the stream a pass, or 2 gathers and 2 scatters (sequence parallel; backward gathers the
+          inputs of column products once more where the stack kept only their parts)
+context   ring: cp - 1 blocks of keys and values forward, twice as much backward, hidden behind the core
+expert    2 all-to-alls a pass: tokens to their experts and back
 """
 
 from __future__ import annotations

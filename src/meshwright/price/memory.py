@@ -1,11 +1,11 @@
 """Bytes a rank keeps, in closed form, over arrays of layouts: the fullest of the first, an inner and the last stage.
 
-    states       parameters, gradients, master copies, moments: ZeRO divides what its stage says
-    activations  what blocks keep for backward (arch/activations.py), by how the tensor axis cuts each of them, times
-                 the micro-batches in flight; full recomputation keeps block inputs and one block's working set
-    logits       of the head, on the last stage
-    buffers      gathered units (ZeRO-3), a unit's own gradients, messages, attention's working squares
-    device       what the allocator keeps beyond its tensors, contexts and communicators
+states       parameters, gradients, master copies, moments: ZeRO divides what its stage says
+activations  what blocks keep for backward (arch/activations.py), by how the tensor axis cuts each of them, times
+             the micro-batches in flight; full recomputation keeps block inputs and one block's working set
+logits       of the head, on the last stage
+buffers      gathered units (ZeRO-3), a unit's own gradients, messages, attention's working squares
+device       what the allocator keeps beyond its tensors, contexts and communicators
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Kept:
 
 
 @lru_cache(maxsize=256)
-def kept(arch: Arch, sequence: int, compute: Dtype, fused: bool = False, low: bool = False, cheap: bool = False) -> Kept:
+def kept(
+    arch: Arch, sequence: int, compute: Dtype, fused: bool = False, low: bool = False, cheap: bool = False
+) -> Kept:
     """What the table of saved tensors says of a mean block on a device with fused norms.
 
     `fused`: one kernel makes the gated product and keeps its two inputs only. `low`: products keep the 8-bit inputs

@@ -53,7 +53,9 @@ class Replicas:
                 left = late + target.values["overlap.slow"] * under + gathers
             else:
                 share = target.values["overlap.reduce"]
-                left = sums - share * np.minimum(sums, 0.8 * own[1]) + gathers - share * np.minimum(gathers, own[0] * 0.8)
+                left = (
+                    sums - share * np.minimum(sums, 0.8 * own[1]) + gathers - share * np.minimum(gathers, own[0] * 0.8)
+                )
             exposed = np.maximum(exposed, left - slack)
             slack = slack + np.where(layouts.pp > 1, own[1] * chunk, 0.0)
         return np.asarray(exposed + self.closing)

@@ -146,4 +146,12 @@ class Clock:
 
 def _timeless(action: Action, accumulation: int) -> tuple[object, ...]:
     """What decides how long an action lasts: its micro-batch only in so far as it is the last."""
-    return action.op, action.unit, action.bucket, action.what, action.group, action.split, action.micro == accumulation - 1
+    return (
+        action.op,
+        action.unit,
+        action.bucket,
+        action.what,
+        action.group,
+        action.split,
+        action.micro == accumulation - 1,
+    )

@@ -56,6 +56,11 @@ class Target:
         return self._rate("bfloat16" if self.low_precision else self._products)
 
     @property
+    def peak_flops(self) -> float | None:
+        """The data sheet's peak for the products of blocks; None on processors nobody states one of."""
+        return None if self.cluster.device.generation == "cpu" else self._peak(self._products)[1]
+
+    @property
     def attention_peak(self) -> float:
         """Peak FLOP/s of fused attention before its own share."""
         dtype = "bfloat16" if self.low_precision else self._products
@@ -160,6 +165,4 @@ def _year_month(release: str) -> tuple[int, int]:
     try:
         return int(parts[0]) % 100, int(parts[1]) if len(parts) > 1 else 0
     except ValueError:
-        raise RequestError(
-            f'cluster.software.release = "{release}"', "must be year.month", ('"26.06"',)
-        ) from None
+        raise RequestError(f'cluster.software.release = "{release}"', "must be year.month", ('"26.06"',)) from None

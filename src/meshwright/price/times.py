@@ -17,7 +17,7 @@ from meshwright.layout.axes import Axis
 from meshwright.price.cluster import Following
 from meshwright.price.compute import Units
 from meshwright.price.layouts import RECOMPUTES, Array, Layouts
-from meshwright.price.links import message_seconds, way
+from meshwright.price.links import message_seconds
 from meshwright.price.replicas import Replicas, replicas
 from meshwright.price.schedule import Stages, pipeline_seconds
 from meshwright.price.target import Target

@@ -3,8 +3,30 @@
 from __future__ import annotations
 
 from meshwright.cli.command import Command
-from meshwright.cli.commands import checkpoint, evaluate, explain, export, generate, import_, schema, train, verify
+from meshwright.cli.commands import (
+    checkpoint,
+    estimate,
+    evaluate,
+    explain,
+    export,
+    generate,
+    import_,
+    schema,
+    train,
+    verify,
+)
 
 __all__ = ["COMMANDS"]
 
-COMMANDS: tuple[Command, ...] = (train, explain, verify, checkpoint, evaluate, generate, import_, export, schema)
+COMMANDS: tuple[Command, ...] = (
+    train,
+    explain,
+    estimate,
+    verify,
+    checkpoint,
+    evaluate,
+    generate,
+    import_,
+    export,
+    schema,
+)

@@ -1,0 +1,173 @@
+"""Why a figure is what it is: its formula in the field's symbols, the numbers of this layout, and the source.
+
+b micro-batch  s sequence  h hidden  f ffn  a heads  V vocabulary  L layers     t tensor  p stages  v chunks
+d data  c context  e expert  m micro-batches a step  Ψ parameters of a rank  N ranks
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshwright.config.errors import RequestError
+from meshwright.price.constants import CONSTANTS
+
+if TYPE_CHECKING:
+    from meshwright.price.price import Price
+
+__all__ = ["FIGURES", "explain"]
+
+_ZERO = "ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054, section 5"
+_KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198, table 2 and section 4.2.3"
+_NARAYANAN = "Narayanan et al. 2021, arXiv:2104.04473, section 2.2"
+_NCCL = "nccl-tests PERFORMANCE.md (factors); NCCL graph/tuning.cc (latencies)"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure's formula, where it comes from, and the constants in it."""
+
+    formula: str
+    source: str
+    constants: tuple[str, ...] = ()
+
+
+FIGURES: Mapping[str, Figure] = {
+    "memory.parameters": Figure("2Ψ bytes in 16 bits; ZeRO-3: 2Ψ/(d·e·c); its gathered units are buffers", _ZERO),
+    "memory.gradients": Figure(
+        "w·Ψ bytes, w = bytes of precision.reduce; w·Ψ/(d·e·c) under ZeRO-3, and under ZeRO-2 unless gradients are "
+        "accumulated over micro-batches (usual trainers; the literal program scatters each micro-batch's)",
+        _ZERO, ("memory.flat",)),
+    "memory.optimizer": Figure("AdamW: 2·4Ψ bytes of moments; from ZeRO-1 on 8Ψ/(d·e·c)", _ZERO),
+    "memory.master": Figure("4Ψ bytes where precision.master is wider; from ZeRO-1 on 4Ψ/(d·e·c)", _ZERO),
+    "memory.activations": Figure(
+        "blocks of the stage x micro-batches in flight x bytes a block.  A block keeps per micro-batch sbh(34 - masks)/t "
+        "(GELU, 4h) or its table of saved tensors; +5as²b/t with unfused attention; 2sbh[/t] where it is recomputed, "
+        "then once a block's working set.  In flight: 1F1B p - i on stage i (the first stage holds p: its activations "
+        "do not fall with p), interleaved p(1 + (p-1)/(pv)), gpipe m",
+        _KORTHIKANTI, ("memory.working",)),
+    "memory.logits": Figure(
+        "k·s·b·V/(t·c) bytes on the last stage only, k bytes a logit", "float32 cross entropy, counted tensor by tensor",
+        ("memory.logits.plain", "memory.logits.fused")),
+    "memory.buffers": Figure(
+        "ZeRO-3: 2 of the largest unit and one block, gathered (2 bytes an element); a unit's own gradients; "
+        "messages between stages 2sbh[/t]", f"{_ZERO}; the step program's bound of gathered units"),
+    "memory.peak": Figure("the largest sum of all categories over the first, an inner and the last stage",
+                          "running sum over the step program, or the closed form of its fullest moment"),
+    "memory.reserved": Figure("peak x slack of the caching allocator", "published pairs", ("memory.slack",)),
+    "memory.device": Figure("reserved + contexts and libraries + a buffer a kind of communicator", "ml-engineering",
+                            ("memory.context_bytes", "memory.communicator_bytes")),
+    "time.step_seconds": Figure("pipeline + exposed sums and gathers + optimizer + stragglers", "sum of the parts below",
+                                ("straggler",)),
+    "time.compute": Figure(
+        "m x (blocks x (forward + backward [+ forward again]) + embedding + head) on the stage that works longest.  "
+        "A product: waves of tiles over the processors at peak x share alone x share in training x clock; attention: "
+        "4sbh·keys/t FLOPs at its kernel's share; elementwise: bytes over memory bandwidth",
+        "constants below; the device's file",
+        ("matrix.wave", "matrix.ramp_k", "attention.ramp_tokens", "elementwise.stream", "memory.share", "clock.power")),
+    "time.tp": Figure("2 all-reduces of 2sbh bytes a pass and block: 2(t-1)/t·S/B + latency; or 2 gathers and 2 scatters, "
+                      "backward one gather more (sequence parallel)", f"arXiv:1909.08053, {_KORTHIKANTI}; {_NCCL}",
+                      ("link.node", "link.call_s", "overlap.tensor")),
+    "time.cp": Figure("(c-1) x max(hop - core, latency) forward, twice the bytes backward; a hop sends keys and values",
+                      "ring attention, arXiv:2310.01889", ("link.network",)),
+    "time.ep": Figure("4 all-to-alls of 2·k·b·s·h bytes a block and step; across nodes (N-1)(1-(1-1/N)^k)/k of it",
+                      "arXiv:2412.19437, section 3.2", ("overlap.experts", "overlap.experts.graphs")),
+    "time.dp": Figure("gradient sums and parameter gathers that no backward or forward hides: ZeRO-0 2(d-1)/d·wΨ/B, "
+                      "ZeRO-1, 2 the same as scatter and gather, ZeRO-3 three of 2Ψ every micro-batch", f"{_ZERO}; {_NCCL}",
+                      ("overlap.reduce", "overlap.slow", "link.network")),
+    "time.pp": Figure("messages of 2sbh[/t] bytes that computation does not hide: up to 2 a micro-batch and chunk", _NARAYANAN,
+                      ("overlap.border",)),
+    "time.bubble": Figure("pipeline less work: (p-1)/m of the work for gpipe and 1F1B, (p-1)/(vm) interleaved; more where "
+                          "stages are uneven: the slowest one sets the pace", _NARAYANAN),
+    "time.optimizer": Figure("bytes of the own shard and a pass over all gradients, over memory bandwidth", "counted",
+                             ("optimizer.bytes",)),
+    "time.other": Figure("launches that the device waits for, and the slowest node of all", "counted",
+                         ("host.fused", "host.legacy", "host.eager", "host.experts", "straggler")),
+    "time.mfu": Figure("model FLOPs (6 x matmul parameters + causal attention, a token) / (step x N x peak)", "contract"),
+    "flops.model_per_step": Figure("(6 x matmul parameters + 6Lsh_a) x tokens: causal half of attention, look-up out",
+                                   "contract; arXiv:2205.05198, appendix A"),
+    "flops.model_full_attention_per_step": Figure("(6 x matmul parameters + 12Lsh_a) x tokens", "as older papers count"),
+    "flops.hardware_per_step": Figure("model FLOPs and the forward that recomputation repeats", "contract"),
+    "traffic": Figure("calls x payload of the step program; sent: all-reduce 2(n-1)/n, gather, scatter and all-to-all "
+                      "(n-1)/n of it, a send all", _NCCL),
+}  # fmt: skip
+
+
+def explain(price: Price, name: str) -> Iterator[str]:
+    """Formula, this layout's numbers, source and constants of the figure called `name`. Raises RequestError."""
+    key = "traffic" if name.startswith("traffic") else name
+    if key not in FIGURES:
+        near = [each for each in FIGURES if each.endswith(f".{name}")] or difflib.get_close_matches(
+            name, FIGURES, 3, 0.4
+        )
+        raise RequestError(f"--why {name}", "is no figure of an estimate", near or list(FIGURES)[:5])
+    figure = FIGURES[key]
+    yield f"{name} = {_value(price, name)}"
+    yield f"  formula    {figure.formula}"
+    yield f"  here       {_symbols(price)}"
+    yield from _details(price, key)
+    yield f"  source     {figure.source}"
+    for constant in (CONSTANTS[each] for each in figure.constants):
+        yield f"  constant   {constant.name} = {constant.value:g} ({constant.kind.value}: {constant.source})"
+
+
+def _value(price: Price, name: str) -> str:
+    section, _, key = name.partition(".")
+    if section == "memory":
+        return f"{price.memory[key]:,} bytes"
+    if section == "flops":
+        return f"{price.flops[key]:,}"
+    if section == "traffic":
+        rows = [row for row in price.traffic if not key or row.group.value == key]
+        return f"{sum(row.sent_bytes for row in rows):,} bytes sent in {sum(row.calls for row in rows):,} calls"
+    if key == "mfu":
+        return f"{price.mfu}"
+    return f"{price.step_seconds if key == 'step_seconds' else price.parts[key]:.6g} s"
+
+
+def _symbols(price: Price) -> str:
+    plan, arch, degrees = price.plan, price.plan.arch, price.plan.degrees
+    symbols = {
+        "b": plan.batch.micro, "s": plan.data.sequence_length, "h": arch.hidden, "f": arch.ffn, "a": arch.heads,
+        "V": arch.vocab, "L": arch.layers, "t": degrees.tp, "p": degrees.pp, "v": plan.pipeline.chunks,
+        "d": degrees.dp, "c": degrees.cp, "e": degrees.ep, "m": plan.accumulation, "N": degrees.ranks,
+    }  # fmt: skip
+    return "  ".join(f"{name} {value}" for name, value in symbols.items())
+
+
+def _details(price: Price, key: str) -> Iterator[str]:
+    found = _DETAILS.get(key)
+    if found is not None:
+        yield from (f"             {line}" for line in found(price))
+
+
+def _states(price: Price) -> Iterator[str]:
+    from meshwright.price.layouts import of_plan
+    from meshwright.price.weights import weights
+
+    held = weights(price.target, of_plan(price.plan))
+    for place, dense, routed in zip(("first", "inner", "last"), held.dense, held.routed, strict=True):
+        if dense[0] + routed[0]:
+            yield f"Ψ on the {place} stage: {dense[0] + routed[0]:,.0f} parameters"
+
+
+def _activations(price: Price) -> Iterator[str]:
+    import numpy as np
+
+    from meshwright.price.layouts import of_plan
+    from meshwright.price.memory import block_bytes
+    from meshwright.price.schedule import in_flight
+
+    layouts = of_plan(price.plan)
+    tokens = layouts.micro * price.target.sequence / layouts.cp
+    flight = in_flight(layouts, np.zeros(1))[0]
+    yield f"a block keeps {block_bytes(price.target, layouts, tokens)[0]:,.0f} bytes of a micro-batch"
+    yield f"in flight on the first stage: {flight:g} micro-batches, {layouts.first[0]:g} blocks"
+
+
+_DETAILS: Mapping[str, Callable[[Price], Iterator[str]]] = {
+    "memory.parameters": _states, "memory.gradients": _states, "memory.optimizer": _states, "memory.master": _states,
+    "memory.activations": _activations,
+}  # fmt: skip

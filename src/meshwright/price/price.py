@@ -1,0 +1,208 @@
+"""The price of one plan: traffic, memory, FLOPs and time, as `estimate` shows and writes them.
+
+Time comes from the closed forms, or from the simulated program; memory of the literal program from its fold where
+one exists, else from the closed forms; traffic always from the program's ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from meshwright.arch.arithmetic import Convention, OperationKind, flops_per_sequence, operations
+from meshwright.config.choices import Recompute
+from meshwright.layout.axes import Coordinates
+from meshwright.plan.action import Kind
+from meshwright.plan.folds.ledger import Row
+from meshwright.plan.folds.memory import Timeline
+from meshwright.plan.folds.memory import memory as folded_memory
+from meshwright.plan.folds.traffic import Transport
+from meshwright.plan.hash import plain
+from meshwright.plan.plan import Plan
+from meshwright.plan.program import role_program
+from meshwright.price.catalogue import cluster_of
+from meshwright.price.cluster import Cluster, Following
+from meshwright.price.estimate import Estimates, estimate
+from meshwright.price.layouts import of_plan
+from meshwright.price.memory import CATEGORIES
+from meshwright.price.target import Target, target_of
+from meshwright.price.times import PARTS
+from meshwright.price.traffic import traffic
+
+DENSE_RANGE, EXPERTS_RANGE = 0.15, 0.30
+"""How far a priced step time may be off: what nine of ten published runs stay within (docs/pricing.md)."""
+
+_FOLDED = 20_000  # (unit, micro-batch) pairs over all stages that are worth folding one by one
+
+
+@dataclass(frozen=True)
+class Price:
+    """What `plan` costs on `cluster`. Traffic is of `rank`."""
+
+    plan: Plan
+    cluster: Cluster
+    rank: int = 0
+
+    @cached_property
+    def target(self) -> Target:
+        return target_of(self.plan, self.cluster)
+
+    @cached_property
+    def estimates(self) -> Estimates:
+        """The closed forms, one element."""
+        return estimate(self.target, of_plan(self.plan))
+
+    @cached_property
+    def traffic(self) -> tuple[Row, ...]:
+        """Rows of the ledger of one step."""
+        return traffic(self.plan, self.rank, _transport(self.cluster))
+
+    @cached_property
+    def step_seconds(self) -> float:
+        return float(self.estimates.times.step[0])
+
+    @cached_property
+    def parts(self) -> Mapping[str, float]:
+        """Seconds by cause; they add up to the step."""
+        times = self.estimates.times
+        return {name: float(getattr(times, name)[0]) for name in PARTS} | {"data": 0.0}
+
+    @property
+    def spread(self) -> float:
+        """The part by which the step time may be off, on either side."""
+        return EXPERTS_RANGE if self.plan.arch.experts else DENSE_RANGE
+
+    @cached_property
+    def is_folded(self) -> bool:
+        """Whether memory is the fold of the program itself."""
+        plan = self.plan
+        literal = self.cluster.software.following is Following.LITERAL
+        known = plan.degrees.cp == plan.degrees.ep == 1 and plan.arch.experts is None
+        return literal and known and plan.accumulation * plan.arch.num_units <= _FOLDED
+
+    @cached_property
+    def stage_peaks(self) -> tuple[int, ...]:
+        """The largest sum of live bytes on a rank of each pipeline stage."""
+        pp = self.plan.degrees.pp
+        if self.is_folded:
+            return tuple(timeline.peak_bytes for timeline in self._timelines)
+        memory = self.estimates.memory
+        first, inner, last = (int(each[0]) for each in (memory.peaks_first, memory.peaks_inner, memory.peaks_last))
+        return (first,) if pp == 1 else (first, *[inner] * (pp - 2), last)
+
+    @cached_property
+    def memory(self) -> dict[str, int]:
+        """Bytes by category on the fullest stage, and `peak`, `reserved`, `device`."""
+        closed = self.estimates.memory
+        peak = max(self.stage_peaks)
+        if self.is_folded:
+            timeline = self._timelines[self.stage_peaks.index(peak)]
+            sizes = {category.value: size for category, size in timeline.largest.items()}
+        else:
+            sizes = {name: int(getattr(closed, name)[0]) for name in CATEGORIES}
+        slack = float(closed.reserved[0] / closed.peak[0])
+        outside = float(closed.device[0] - closed.reserved[0])
+        return sizes | {"peak": peak, "reserved": int(peak * slack), "device": int(peak * slack + outside)}
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device holds what its allocator reserves (its memory is given without contexts)."""
+        return self.memory["reserved"] <= self.cluster.device.memory_bytes
+
+    @cached_property
+    def fullest(self) -> str:
+        """Where the peak occurs, in words."""
+        stage = self.stage_peaks.index(max(self.stage_peaks))
+        if not self.is_folded:
+            return f"stage {stage}, when most micro-batches are in flight"
+        timeline = self._timelines[stage]
+        if timeline.peak_index < 0:
+            return f"stage {stage}, between steps"
+        action = role_program(self.plan, stage, Kind.TRAIN).actions[timeline.peak_index]
+        unit = self.plan.arch.unit_name(action.unit) if action.unit >= 0 else f"bucket {action.bucket}"
+        micro = f" of micro-batch {action.micro}" if action.micro >= 0 else ""
+        return f"stage {stage}, {action.op.value} of {unit}{micro}"
+
+    @cached_property
+    def _timelines(self) -> tuple[Timeline, ...]:
+        degrees = self.plan.degrees
+        ranks = [degrees.rank(Coordinates(pp=stage)) for stage in range(degrees.pp)]
+        fused = self.cluster.device.generation != "cpu"
+        return tuple(
+            folded_memory(self.plan, rank, transport=_transport(self.cluster), fused_norms=fused) for rank in ranks
+        )
+
+    @cached_property
+    def flops(self) -> dict[str, int]:
+        """Floating-point operations of a step over all ranks, in three conventions."""
+        plan, sequence = self.plan, self.plan.data.sequence_length
+        causal = flops_per_sequence(plan.arch, sequence) * plan.batch.sequences
+        full = flops_per_sequence(plan.arch, sequence, Convention.FULL) * plan.batch.sequences
+        again = int(self._repeated() * plan.batch.sequences)
+        return {"model_per_step": causal, "model_full_attention_per_step": full, "hardware_per_step": causal + again}
+
+    def _repeated(self) -> float:
+        """FLOPs of one sequence that recomputation repeats."""
+        plan, sequence = self.plan, self.plan.data.sequence_length
+        if plan.execution.recompute is Recompute.NONE:
+            return 0.0
+        full = plan.execution.recompute is Recompute.FULL
+        blocks = range(1, plan.arch.head_unit)
+        done = (each for unit in blocks for each in operations(plan.arch, unit, sequence, sequence))
+        wanted = (OperationKind.MATMUL, OperationKind.ATTENTION) if full else (OperationKind.ATTENTION,)
+        once = sum(each.forward_flops() for each in done if each.kind in wanted)
+        return once * self.cluster.software.share if full or self.target.unfused else 0.0
+
+    @cached_property
+    def mfu(self) -> float | None:
+        """Model FLOPs, causal attention, over the device's peak for the products' dtype."""
+        peak = self.target.peak_flops
+        return self.flops["model_per_step"] / self.step_seconds / self.plan.degrees.ranks / peak if peak else None
+
+    @cached_property
+    def dollars_per_step(self) -> float:
+        """0 where the cluster's price is unknown."""
+        return self.cluster.price.dollars_per_device_hour * self.plan.degrees.ranks * self.step_seconds / 3600
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `estimate --json`."""
+        plan, ranks = self.plan, self.plan.degrees.ranks
+        per_device = self.step_seconds * ranks
+        coordinates = (plan.degrees.coordinates(rank).pp for rank in range(ranks))
+        tokens = plan.batch.sequences * plan.data.sequence_length
+        return {
+            "plan": plan.hash,
+            "ranks": ranks,
+            "cluster": self.cluster.name,
+            "traffic": [plain(row) for row in self.traffic],
+            "memory": self.memory
+            | {"per_rank": [{"rank": rank, "peak": self.stage_peaks[pp]} for rank, pp in enumerate(coordinates)]},
+            "flops": self.flops,
+            "time": {
+                "step_seconds": self.step_seconds,
+                **self.parts,
+                "model_tflops_per_gpu": self.flops["model_per_step"] / per_device / 1e12,
+                "mfu": self.mfu,
+                "tokens_per_second_per_gpu": tokens / per_device,
+            },
+            "fits": self.fits,
+            "peak_at": self.fullest,
+            "range": [self.step_seconds * (1 - self.spread), self.step_seconds * (1 + self.spread)],
+            "dollars_per_step": self.dollars_per_step,
+        }
+
+    def __str__(self) -> str:
+        from meshwright.price.text import table
+
+        return "\n".join(table(self))
+
+
+def price(plan: Plan, cluster: str | Cluster = "local", rank: int = 0) -> Price:
+    """What `plan` costs on a cluster of the catalogue, of a file, or given. Raises RequestError for unknown ones."""
+    return Price(plan, cluster if isinstance(cluster, Cluster) else cluster_of(cluster), rank)
+
+
+def _transport(cluster: Cluster) -> Transport:
+    return Transport.DIRECT if cluster.device.generation == "cpu" else Transport.NCCL

@@ -1,0 +1,95 @@
+"""A price as text: a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from meshwright.price.memory import CATEGORIES
+
+if TYPE_CHECKING:
+    from meshwright.price.price import Price
+
+_WORDS = {
+    "compute": "computation", "tp": "tensor axis", "cp": "context axis", "ep": "expert axis",
+    "dp": "replicas: gradients, parameters", "pp": "messages between stages", "bubble": "pipeline bubble",
+    "optimizer": "optimizer", "other": "host, stragglers, rounding", "data": "data",
+}  # fmt: skip
+
+
+def table(price: Price) -> Iterator[str]:
+    """Lines: layout, time with its split, memory, traffic."""
+    plan = price.plan
+    degrees = " ".join(
+        f"{axis.value} {plan.degrees.on(axis)}" for axis in plan.degrees.order if plan.degrees.on(axis) > 1
+    )
+    yield f"{plan.degrees.ranks} x {price.cluster.device.name} ({price.cluster.name}): {degrees or 'one rank'}, " + (
+        f"ZeRO-{plan.sharding.stage}, {plan.accumulation} micro-batches of {plan.batch.micro} x "
+        f"{plan.data.sequence_length} tokens"
+    )
+    yield ""
+    yield from _time(price)
+    yield ""
+    yield from _memory(price)
+    yield ""
+    yield from _traffic(price)
+
+
+def _time(price: Price) -> Iterator[str]:
+    step, spread = price.step_seconds, price.spread
+    yield f"time of a step  {_seconds(step)}   (between {_seconds(step * (1 - spread))} and {_seconds(step * (1 + spread))})"
+    for name, seconds in sorted(price.parts.items(), key=lambda part: -part[1]):
+        if abs(seconds) > step * 5e-4:
+            yield f"  {_WORDS[name]:<32} {_seconds(seconds):>9}  {100 * seconds / step:5.1f} %"
+    ranks = price.plan.degrees.ranks
+    flops = price.flops
+    rates = {
+        "model FLOPs, causal attention": flops["model_per_step"],
+        "model FLOPs, full attention": flops["model_full_attention_per_step"],
+        "hardware FLOPs, causal, with recomputation": flops["hardware_per_step"],
+    }
+    for name, total in rates.items():
+        yield f"  {name:<44} {total / step / ranks / 1e12:8.1f} TFLOP/s a device"
+    if price.mfu is not None:
+        yield f"  {'MFU (model FLOPs, causal attention)':<44} {100 * price.mfu:8.1f} %"
+    tokens = price.plan.batch.sequences * price.plan.data.sequence_length
+    yield f"  {'tokens a second':<44} {tokens / step:8.0f}, {tokens / step / ranks:.0f} a device"
+    if price.dollars_per_step:
+        yield f"  {'price of a step, of 10^9 tokens':<44} {price.dollars_per_step:8.2f}, {price.dollars_per_step / tokens * 1e9:.0f} dollars"
+
+
+def _memory(price: Price) -> Iterator[str]:
+    memory = price.memory
+    room = price.cluster.device.memory_bytes
+    verdict = "fits" if price.fits else "DOES NOT FIT"
+    yield f"memory of a rank  {_bytes(memory['peak'])} at most, at {price.fullest}; {verdict} in {_bytes(room)}"
+    for name in CATEGORIES:
+        if memory[name]:
+            yield f"  {name:<32} {_bytes(memory[name]):>10}"
+    yield f"  {'allocated / reserved / device':<32} {_bytes(memory['peak']):>10} / " + (
+        f"{_bytes(memory['reserved'])} / {_bytes(memory['device'])}"
+    )
+
+
+def _traffic(price: Price) -> Iterator[str]:
+    yield f"traffic of rank {price.rank} in a step"
+    rows = [("group", "ranks", "operation", "phase", "calls", "payload", "sent")]
+    for row in price.traffic:
+        rows.append((row.group.value, str(row.ranks), row.operation.value, row.phase.value, str(row.calls),
+                     _bytes(row.payload_bytes), _bytes(row.sent_bytes)))  # fmt: skip
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        left = "  ".join(cell.ljust(width) for cell, width in zip(row[:4], widths[:4], strict=True))
+        right = "  ".join(cell.rjust(width) for cell, width in zip(row[4:], widths[4:], strict=True))
+        yield f"  {left}  {right}"
+
+
+def _bytes(size: float) -> str:
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.2f} {unit}"
+    return f"{size:.0f} B"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:.2f} ms"
