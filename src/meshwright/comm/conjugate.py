@@ -21,27 +21,28 @@ from meshwright.comm.custom import all_gather, all_reduce, begin_sum, own_chunk,
 __all__ = ["copied", "gathered", "scattered", "scattered_beside", "summed"]
 
 
-@torch.library.custom_op("meshwright::copied", mutates_args=())
 def copied(x: Tensor, group: str) -> Tensor:
     """f: identity forward, all-reduce backward; (N, D) -> (N, D)."""
+    out: Tensor = _copied(x, group)
+    return out
+
+
+@torch.library.custom_op("meshwright::copied", mutates_args=())
+def _copied(x: Tensor, group: str) -> Tensor:
     return x.clone()
 
 
-@copied.register_fake
+@_copied.register_fake
 def _(x: Tensor, group: str) -> Tensor:
     return torch.empty_like(x)
 
 
 @torch.library.custom_op("meshwright::scattered_beside", mutates_args=())
-def scattered_beside(x: Tensor, beside: Tensor, group: str) -> Tensor:
-    """g*, and beside it the own chunk of what every rank has whole: (N, D), (N, D) -> (N/T, D).
-
-    One all-gather backward serves both, so the gradient of `beside` is whole on every rank.
-    """
+def _scattered_beside(x: Tensor, beside: Tensor, group: str) -> Tensor:
     return begin_sum(x.contiguous(), group, scatter=True)().add_(own_chunk(beside, group))
 
 
-@scattered_beside.register_fake
+@_scattered_beside.register_fake
 def _(x: Tensor, beside: Tensor, group: str) -> Tensor:
     return x.new_empty(x.shape[0] // size_of(group), *x.shape[1:])
 
@@ -64,11 +65,20 @@ def scattered(x: Tensor, group: str) -> Tensor:
     return out
 
 
+def scattered_beside(x: Tensor, beside: Tensor, group: str) -> Tensor:
+    """g*, and beside it the own chunk of what every rank has whole: (N, D), (N, D) -> (N/T, D).
+
+    One all-gather backward serves both, so the gradient of `beside` is whole on every rank.
+    """
+    out: Tensor = _scattered_beside(x, beside, group)
+    return out
+
+
 def _keep_group(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.group = inputs[-1]
 
 
-copied.register_autograd(lambda ctx, g: (all_reduce(g, ctx.group), None), setup_context=_keep_group)
+_copied.register_autograd(lambda ctx, g: (all_reduce(g, ctx.group), None), setup_context=_keep_group)
 all_reduce.register_autograd(lambda ctx, g: (g, None), setup_context=_keep_group)
 all_gather.register_autograd(lambda ctx, g: (reduce_scatter(g, ctx.group), None), setup_context=_keep_group)
 reduce_scatter.register_autograd(lambda ctx, g: (all_gather(g, ctx.group), None), setup_context=_keep_group)
@@ -76,7 +86,7 @@ reduce_scatter.register_autograd(lambda ctx, g: (all_gather(g, ctx.group), None)
 
 def _beside_backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
     whole = all_gather(g, ctx.group)
-    return whole, whole, None
+    return whole, whole.clone(), None  # the outputs of a graph may not share memory
 
 
-scattered_beside.register_autograd(_beside_backward, setup_context=_keep_group)
+_scattered_beside.register_autograd(_beside_backward, setup_context=_keep_group)
