@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +9,13 @@ from dataclasses import dataclass
 import torch
 
 from meshwright.checkpoint.container import read_container
+from meshwright.checkpoint.diagnose import sign
 from meshwright.checkpoint.errors import DamagedError
-from meshwright.checkpoint.fingerprint import fingerprint
 from meshwright.checkpoint.folder import load_manifest
 from meshwright.checkpoint.manifest import MANIFEST, Manifest
 from meshwright.checkpoint.source import Source, SourceFile, Stored, check_size, checkpoint_source, read_block
 from meshwright.checkpoint.storage import Reading, Storage
-from meshwright.layout.fingerprint import add, shown
-from meshwright.layout.rectangles import Rectangle, flat_rectangles
+from meshwright.layout.fingerprint import shown
 
 __all__ = ["Checked", "check_checkpoint"]
 
@@ -76,27 +74,12 @@ def _check_file(
                 problems.append(error)
                 damaged = True
                 continue
-            _sign(torch.frombuffer(buffer, dtype=torch.uint8, count=size), begin, stored, prints)
+            sign(torch.frombuffer(buffer, dtype=torch.uint8, count=size), begin, stored, prints)
             told(source.storage.where(file.path), begin + size)
         if not damaged:
             _check_header(source, file, reading, stored)
     finally:
         reading.close()
-
-
-def _sign(block: torch.Tensor, begin: int, stored: list[Stored], prints: dict[str, int]) -> None:
-    """Add what a block holds to the fingerprints of its tensors."""
-    for each in stored:
-        size = each.dtype.itemsize
-        first = max(begin - each.offset, 0) // size
-        last = min((begin + block.numel() - each.offset) // size, math.prod(each.box))
-        for rectangle, flat in flat_rectangles(each.box, first, last):
-            where = each.offset + flat * size - begin
-            values = block[where : where + rectangle.numel * size].view(each.dtype).view(rectangle.extent)
-            corner = each.piece.rectangle.start
-            start = tuple(a + b for a, b in zip(corner, rectangle.start, strict=True))
-            part = fingerprint(values, Rectangle(start, rectangle.extent))
-            prints[each.piece.tensor] = add((prints[each.piece.tensor], part))
 
 
 def _check_header(source: Source, file: SourceFile, reading: Reading, stored: list[Stored]) -> None:

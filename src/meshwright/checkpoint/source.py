@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -21,6 +21,7 @@ import xxhash
 from torch import Tensor
 
 from meshwright.checkpoint.boxes import Part
+from meshwright.checkpoint.diagnose import lost_tensors
 from meshwright.checkpoint.errors import DamagedError
 from meshwright.checkpoint.manifest import BLOCK_BYTES, FileEntry, Manifest
 from meshwright.checkpoint.storage import Reading, Storage
@@ -58,11 +59,12 @@ class Stored:
 
 @dataclass(frozen=True)
 class Source:
-    """Files that hold pieces, and the storage they lie on."""
+    """Files that hold pieces, the storage they lie on, and fingerprints where they are known."""
 
     storage: Storage
     files: tuple[SourceFile, ...]
     stored: tuple[Stored, ...]
+    prints: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, tensors: Iterable[str]) -> dict[int, tuple[Piece, ...]]:
         """The layout of `tensors`, as `moves` takes it: number in `stored` -> the one piece."""
@@ -98,7 +100,7 @@ def checkpoint_source(storage: Storage, path: str, manifest: Manifest) -> Source
         for tensor in manifest.tensors
         for piece in tensor.pieces
     )
-    return Source(storage, files, stored)
+    return Source(storage, files, stored, {tensor.name: tensor.fingerprint for tensor in manifest.tensors})
 
 
 @torch.no_grad()
@@ -205,7 +207,7 @@ def read_block(source: Source, file: SourceFile, reading: Reading, number: int, 
         raise DamagedError(
             source.storage.where(file.path),
             f"bytes {begin}..{end - 1} (block {number})",
-            tensor=_held_in(source, file, begin, end),
+            tensor=lost_tensors(source, file, begin, end),
             expected=file.digests[number],
             actual=actual,
         )
@@ -215,17 +217,6 @@ def check_size(where: str, reading: Reading, file: SourceFile | FileEntry) -> No
     """Raises DamagedError for a file that is longer or shorter than what was written."""
     if reading.size != file.num_bytes:
         raise DamagedError(where, "bytes in the file", expected=str(file.num_bytes), actual=str(reading.size))
-
-
-def _held_in(source: Source, file: SourceFile, begin: int, end: int) -> str:
-    """The tensors of some bytes, for messages: at most three names."""
-    names: list[str] = []
-    for stored in source.stored:
-        size = math.prod(stored.box) * stored.dtype.itemsize
-        if source.files[stored.file] is file and stored.offset < end and begin < stored.offset + size:
-            names.append(stored.piece.tensor)
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more or "the header"
 
 
 def _number(move: Move) -> int:

@@ -1,0 +1,71 @@
+"""Which tensors a damaged block has really lost: those whose fingerprint is no longer the saved one."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from meshwright.checkpoint.errors import DamagedError
+from meshwright.checkpoint.fingerprint import fingerprint
+from meshwright.layout.fingerprint import add
+from meshwright.layout.rectangles import Rectangle, flat_rectangles
+
+if TYPE_CHECKING:
+    from meshwright.checkpoint.source import Source, SourceFile, Stored
+
+__all__ = ["lost_tensors", "sign"]
+
+_SHOWN = 3
+
+
+def lost_tensors(source: Source, file: SourceFile, begin: int, end: int) -> str:
+    """The damaged tensors among those of bytes [begin, end), by name, at most three; "the header" where none is."""
+    here = [each for each in source.stored if source.files[each.file] is file and _overlaps(each, begin, end)]
+    names = dict.fromkeys(each.piece.tensor for each in here)
+    lost = [name for name in names if name not in source.prints or _print_of(source, name) != source.prints[name]]
+    more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+    return ", ".join(lost[:_SHOWN]) + more or "the header"
+
+
+def sign(block: Tensor, begin: int, stored: Iterable[Stored], prints: dict[str, int]) -> None:
+    """Add what `block`, bytes of a file from `begin` on, holds to the fingerprints of its tensors."""
+    for each in stored:
+        size = each.dtype.itemsize
+        first = max(begin - each.offset, 0) // size
+        last = min((begin + block.numel() - each.offset) // size, math.prod(each.box))
+        for rectangle, flat in flat_rectangles(each.box, first, last):
+            where = each.offset + flat * size - begin
+            values = block[where : where + rectangle.numel * size].view(each.dtype).view(rectangle.extent)
+            corner = each.piece.rectangle.start
+            start = tuple(a + b for a, b in zip(corner, rectangle.start, strict=True))
+            part = fingerprint(values, Rectangle(start, rectangle.extent))
+            prints[each.piece.tensor] = add((prints[each.piece.tensor], part))
+
+
+def _print_of(source: Source, name: str) -> int | None:
+    """The fingerprint of a tensor as the files hold it now, unchecked; None where they cannot be read."""
+    prints: dict[str, int] = defaultdict(int)
+    for each in source.stored:
+        if each.piece.tensor != name:
+            continue
+        file = source.files[each.file]
+        end = each.offset + math.prod(each.box) * each.dtype.itemsize
+        try:
+            reading = source.storage.open(file.path)
+            for begin in range(each.offset, end, file.block_bytes):
+                buffer = bytearray(min(file.block_bytes, end - begin))
+                reading.read_into(begin, memoryview(buffer))
+                sign(torch.frombuffer(buffer, dtype=torch.uint8), begin, (each,), prints)
+            reading.close()
+        except DamagedError:
+            return None
+    return prints[name]
+
+
+def _overlaps(stored: Stored, begin: int, end: int) -> bool:
+    return stored.offset < end and begin < stored.offset + math.prod(stored.box) * stored.dtype.itemsize
