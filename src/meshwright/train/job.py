@@ -47,7 +47,7 @@ class Job:
     strict: bool
     run_file: str
     saving: Saving = Saving()
-    sample_tokens: int = 400
+    sample_tokens: int = 1000
     quiet_stdout: bool = False
 
 

@@ -25,7 +25,7 @@ __all__ = ["beginning", "closing", "evaluation", "first_step", "layout_text", "m
 
 _PROMPT = "def "
 _SAMPLE_PARAMETERS = 500_000_000
-_TEMPERATURE = 0.6
+_TEMPERATURE = 0.8
 
 
 def beginning(job: Job, dataset: Dataset, engine: Engine) -> Iterator[str]:
@@ -41,7 +41,7 @@ def beginning(job: Job, dataset: Dataset, engine: Engine) -> Iterator[str]:
         f"parameters, {plan.precision.compute}"
     )
     yield f"mesh   {layout_text(plan)} on {engine.allocator.device.type}"
-    yield f"batch  {batch_text(plan)}"
+    yield f"batch  {_batch_text(plan)}"
     yield (
         f"train  {job.steps:,} steps = {job.steps * step_tokens:,} tokens, {plan.optimizer.kind}, learning rate "
         f"{plan.optimizer.learning_rate:g} {plan.optimizer.schedule}"
@@ -56,7 +56,7 @@ def layout_text(plan: Plan) -> str:
     return f"{ranks}{': ' if degrees else ''}{' x '.join(degrees)}{zero}"
 
 
-def batch_text(plan: Plan) -> str:
+def _batch_text(plan: Plan) -> str:
     """The batch arithmetic."""
     ways = plan.degrees.dp * plan.degrees.ep
     sequences, length = plan.batch.sequences, plan.data.sequence_length
@@ -78,13 +78,13 @@ def first_step(account: Account) -> Iterator[str]:
         return
     if not account.traffic_equal:
         yield "warning: the predicted ledger differs from the measured one (rows of this rank, or of another)"
-        yield from traffic_table(account.predicted, account.measured)
+        yield from _traffic_table(account.predicted, account.measured)
     if not (account.states_equal and account.peak_near):
         yield "warning: predicted memory differs from measured memory (of this rank, or of another)"
-        yield from memory_table(account)
+        yield from _memory_table(account)
 
 
-def memory_table(account: Account) -> list[str]:
+def _memory_table(account: Account) -> list[str]:
     """State by category, and the peak with activations."""
     states = [(name.value, size) for name, size in account.timeline.states.items() if name.value in HELD]
     figures = [(name, size, account.live[name]) for name, size in states]
@@ -93,7 +93,7 @@ def memory_table(account: Account) -> list[str]:
     return table_lines(["bytes", "predicted", "measured", ""], rows)
 
 
-def traffic_table(predicted: Sequence[Row], measured: Sequence[Row]) -> list[str]:
+def _traffic_table(predicted: Sequence[Row], measured: Sequence[Row]) -> list[str]:
     """Every row of either side, one line each."""
     keys = {_key(row): None for row in (*predicted, *measured)}
     expected, seen = ({_key(row): row for row in rows} for rows in (predicted, measured))
@@ -117,7 +117,7 @@ def evaluation(step: int, found: EvalResult, seconds: float) -> str:
 def closing(job: Job, account: Account, outcome: Outcome, figures: Mapping[str, Any]) -> Iterator[str]:
     """The closing table."""
     yield ""
-    yield from traffic_table(account.predicted, account.measured)
+    yield from _traffic_table(account.predicted, account.measured)
     yield ""
     states = {name: size for name, size in account.timeline.states.items() if name.value in HELD}
     rows = [
@@ -125,7 +125,7 @@ def closing(job: Job, account: Account, outcome: Outcome, figures: Mapping[str, 
         ["  with gradients, at most", bytes_text(account.held_predicted), bytes_text(account.held_measured)],
         ["  with activations, at most", bytes_text(account.timeline.peak_bytes), bytes_text(account.peak_measured)],
         ["a step", "-", duration_text(outcome.step_seconds)],
-        ["model FLOPs", "-", rate_text(job_rate(figures, outcome), "FLOP/s") + f" ({CONVENTION})"],
+        ["model FLOPs", "-", rate_text(_job_rate(figures, outcome), "FLOP/s") + f" ({CONVENTION})"],
     ]
     yield from table_lines(["of rank 0", "predicted", "measured"], rows)
     yield ""
@@ -160,7 +160,7 @@ def _printable(line: str) -> str:
     return "".join(mark if mark.isprintable() else "·" for mark in line.expandtabs())
 
 
-def job_rate(figures: Mapping[str, Any], outcome: Outcome) -> float:
+def _job_rate(figures: Mapping[str, Any], outcome: Outcome) -> float:
     """Model FLOPs a second of the whole run."""
     flops: int = figures["measured"]["flops"]["model_per_step"]
     return flops / outcome.step_seconds if outcome.step_seconds else 0.0
