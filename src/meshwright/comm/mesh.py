@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -165,8 +166,19 @@ def _new_group(ranks: tuple[int, ...], name: str, own: bool = False) -> dist.Pro
     """A group made by every rank of the world; None on the ranks outside it. All ranks share the world unless `own`."""
     if len(ranks) == dist.get_world_size() and not own:
         return dist.group.WORLD
-    group = dist.new_group(list(ranks), group_desc=name)
+    group = dist.new_group(list(ranks), group_desc=name, timeout=_timeout())
     return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def _timeout() -> timedelta | None:
+    """How long the joined process group waits for a rank; groups made from it would take torch's half hour instead."""
+    kinds = {"gloo": "cpu", "nccl": "cuda"}
+    kind = kinds.get(dist.get_backend())
+    world = dist.group.WORLD
+    if kind is None or world is None:
+        return None
+    timeout: timedelta = world._get_backend(torch.device(kind)).options._timeout  # torch has no public way to it
+    return timeout
 
 
 def device_of(kind: str) -> torch.device:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from pathlib import Path
+
 import pytest
 
 from meshwright.config.choices import Recompute, Schedule
+from meshwright.launch.join import join_file, leave
 from meshwright.parallel.recorder import recorded
 from meshwright.plan.action import Action, Op
 from meshwright.plan.folds.simulate import Span
@@ -98,3 +103,31 @@ def test_a_failure_names_rank_stage_action_and_micro_batch() -> None:
     assert "of the step: forward of micro-batch 2, layer 1" in told
     (neighbour,) = (line for line in told.splitlines() if line.startswith("rank 0, stage 0 of 3, action"))
     assert neighbour.endswith(("to stage 1", "from stage 1")), told
+
+
+def stands_still(rank: int, meeting: str) -> None:
+    """Rank 1 stops in a backward and says nothing; rank 0 gives up after the time that the ranks agreed on."""
+    leave()
+    join_file(Path(meeting), rank, 2, timeout_s=12.0)
+    plan = Pipelined(pp=2, micros=3, layers=2).plan
+    with pipeline_of(plan) as engine:
+
+        def stall(action: Action) -> None:
+            if rank == 1 and action.op is Op.BACKWARD and action.micro == 1:
+                threading.Event().wait(90)
+
+        engine.observe(stall)
+        (batch,) = global_batches(plan, 1)
+        engine.step(local_share(plan, batch, rank), 0.1)
+
+
+def test_a_stall_ends_and_is_named(tmp_path: Path) -> None:
+    """B37 (NVIDIA/Megatron-LM#5100). Groups made by torch for themselves wait half an hour, whatever was agreed on."""
+    begin = time.monotonic()
+    with pytest.raises(RanksError) as caught:
+        run(stands_still, 2, str(tmp_path / "meeting"), timeout=80)
+    assert time.monotonic() - begin < 75
+    told = str(caught.value)
+    assert "rank 0, stage 0 of 2, action" in told
+    assert "of the step: wait for the receive of the cotangent of micro-batch 1 from stage 1" in told
+    assert "in stall" in told  # where rank 1 stood
