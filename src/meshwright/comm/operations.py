@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,13 @@ from torch import Tensor
 from meshwright.comm.communicator import Communicator
 from meshwright.plan.action import Phase
 from meshwright.plan.folds.traffic import Operation, Transfer
+
+
+class _Tag(IntEnum):
+    """Gathers meet gathers and sums meet sums, in whatever order ranks mix the two."""
+
+    SCATTER = 1
+    GATHER = 2
 
 
 @dataclass(slots=True)
@@ -68,7 +76,7 @@ def reduce_scatter(over: Communicator, whole: Tensor, own: Tensor, phase: Phase)
         return Handle((work,), keeps=(whole, own))
     chunks = list(whole.view(over.size, -1).unbind())
     arrived = [torch.empty_like(own) for _ in range(over.size - 1)]
-    works = _exchange(over, chunks, arrived)
+    works = _exchange(over, chunks, arrived, _Tag.SCATTER)
     return Handle(works, lambda: _add_in_order(chunks[over.place], arrived, over.place, own), keeps=(whole, own))
 
 
@@ -81,7 +89,7 @@ def all_gather(over: Communicator, whole: Tensor, phase: Phase) -> Handle:
         return Handle((work,), keeps=(whole,))
     chunks = list(by_rank.unbind())
     arriving = [chunk for place, chunk in enumerate(chunks) if place != over.place]
-    return Handle(_exchange(over, [chunks[over.place]] * over.size, arriving), keeps=(whole,))
+    return Handle(_exchange(over, [chunks[over.place]] * over.size, arriving, _Tag.GATHER), keeps=(whole,))
 
 
 def send(over: Communicator, tensor: Tensor, phase: Phase) -> Handle:
@@ -105,7 +113,7 @@ def _add_in_order(mine: Tensor, arrived: list[Tensor], place: int, out: Tensor) 
         out.add_(part)
 
 
-def _exchange(over: Communicator, outgoing: list[Tensor], arriving: list[Tensor]) -> list[dist.Work]:
+def _exchange(over: Communicator, outgoing: list[Tensor], arriving: list[Tensor], tag: _Tag) -> list[dist.Work]:
     """Send outgoing[r] to the rank at place r and receive from every other rank, all at once."""
     group = over.process_group  # its own methods: dist.isend spends as long again on finding it
     peers = [place for place in range(over.size) if place != over.place]

@@ -1,0 +1,186 @@
+"""Flat memory of any module's parameters: what `data_parallel` keeps of one unit.
+
+    whole      all parameters of the bucket, one after the other; the module's parameters are views of it. At stage 3 it
+               has memory only while the unit is gathered
+    own        this rank's part: an equal run of elements for each rank, the last ones padding
+    pieces     own elements, tensor by tensor: what an optimizer is given
+    gradient   flat like `whole`, from the first backward until it is reduced
+    reduced    own elements of the mean over ranks
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.comm.communicator import Communicator
+from meshwright.comm.operations import Handle, all_gather, all_reduce, reduce_scatter
+from meshwright.parallel.allocator import Allocator
+from meshwright.plan.action import Phase
+from meshwright.plan.buckets import ALIGN, ceil_to
+from meshwright.plan.category import Category
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One parameter in its bucket."""
+
+    name: str
+    parameter: nn.Parameter
+    offset: int
+    shape: torch.Size
+
+    @property
+    def stop(self) -> int:
+        return self.offset + math.prod(self.shape)
+
+
+class FlatBucket:
+    """Parameters of one dtype and trainability over the ranks of `over` (None: this rank alone).
+
+    Values are rank 0's. The parameters given become views of flat memory and keep their identity.
+    """
+
+    def __init__(
+        self, named: list[tuple[str, nn.Parameter]], stage: int, over: Communicator | None, allocator: Allocator
+    ) -> None:
+        self._over, self._allocator, self._sharded = over, allocator, stage == 3
+        self.stage, self.trainable = stage, named[0][1].requires_grad
+        ways, place = (over.size, over.place) if over is not None else (1, 0)
+        self.slots, end = self._lay_out(named)
+        self.numel = ceil_to(end, ALIGN * ways)
+        share = self.numel // ways
+        self.counted = place * share, (place + 1) * share
+        self.first, self.last = self.counted if stage else (0, self.numel)
+        self.whole = allocator.zeros(self.numel, named[0][1].dtype, Category.PARAMETERS)
+        self._adopt()
+        self._kept = self.whole[self.first : self.last]
+        if self._sharded:
+            kept = allocator.empty(share, self.whole.dtype, Category.PARAMETERS)
+            self._kept = kept.copy_(self._kept)
+            allocator.release(self.whole, Category.PARAMETERS)
+        self.gathered = not self._sharded
+        self.gradient: Tensor | None = None
+        self.reduced: Tensor | None = None
+        self.pieces = self._cut()
+
+    @staticmethod
+    def _lay_out(named: list[tuple[str, nn.Parameter]]) -> tuple[list[Slot], int]:
+        slots, end = [], 0
+        for name, parameter in named:
+            slots.append(Slot(name, parameter, ceil_to(end, ALIGN), parameter.shape))
+            end = slots[-1].stop
+        return slots, end
+
+    @torch.no_grad()
+    def _adopt(self) -> None:
+        if self._over is None or self._over.place == 0:
+            for slot in self.slots:
+                self._view(self.whole, slot).copy_(slot.parameter)
+        if self._over is not None:
+            all_reduce(self._over, self.whole, Phase.UPDATE).wait()  # the others hold zeros
+        for slot in self.slots:
+            slot.parameter.data = self._view(self.whole, slot).data
+
+    def _cut(self) -> dict[str, nn.Parameter]:
+        """Own elements by tensor, flat; a tensor of which this rank owns nothing has no piece."""
+        out = {}
+        for slot in self.slots if self.trainable else []:
+            low, high = max(slot.offset, self.first), min(slot.stop, self.last)
+            if low < high:
+                out[slot.name] = nn.Parameter(self._kept[low - self.first : high - self.first].data)
+        return out
+
+    # ------------------------------------------------------------------ parameters
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Make the parameters whole; collective at stage 3, nothing elsewhere."""
+        if self.gathered:
+            return
+        self._allocator.regrow(self.whole, Category.PARAMETERS)
+        self.whole[self.first : self.last].copy_(self._kept)
+        self._share()
+        self.gathered = True
+
+    def release(self) -> None:
+        if self._sharded and self.gathered:
+            self._allocator.release(self.whole, Category.PARAMETERS)
+            self.gathered = False
+
+    def publish(self) -> None:
+        """After an update: what others own of the whole parameters (stages 1, 2)."""
+        if self.stage in (1, 2) and self.trainable:
+            self._share()
+
+    def _share(self) -> None:
+        if self._over is not None:
+            all_gather(self._over, self.whole, Phase.UPDATE).wait()
+
+    # ------------------------------------------------------------------ gradients
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Move every `.grad` into the flat gradient; one that is missing counts as zero."""
+        if self.gradient is None:
+            self.gradient = self._allocator.zeros(self.numel, self.whole.dtype, Category.GRADIENTS)
+        for slot in self.slots:
+            if slot.parameter.grad is not None:
+                self._view(self.gradient, slot).add_(slot.parameter.grad)
+                slot.parameter.grad = None
+
+    @torch.no_grad()
+    def reduce(self) -> Handle:
+        """Sum the flat gradient over the ranks; stages 2 and 3 add it to `reduced` and free it."""
+        assert self.gradient is not None
+        gradient, own = self.gradient, self.gradient[self.first : self.last]
+        if self._over is None:
+            handle = Handle()
+        elif self.stage == 0:
+            handle = all_reduce(self._over, gradient, Phase.REDUCE)
+        else:
+            handle = reduce_scatter(self._over, gradient, own, Phase.REDUCE)
+        return handle.then(lambda: self._keep(gradient, own))
+
+    @torch.no_grad()
+    def _keep(self, gradient: Tensor, own: Tensor) -> None:
+        if self.stage < 2:
+            self.reduced = own
+            return
+        if self.reduced is None:
+            self.reduced = self._allocator.zeros(own.numel(), own.dtype, Category.GRADIENTS)
+        self.reduced.add_(own)
+        self._allocator.release(gradient, Category.GRADIENTS)
+        self.gradient = None
+
+    def counted_gradient(self) -> Tensor:
+        """The reduced elements that this rank counts in a norm: each is counted once over all ranks."""
+        assert self.reduced is not None
+        return self.reduced[self.counted[0] - self.first : self.counted[1] - self.first]
+
+    def attach(self) -> None:
+        """Give every piece its gradient, in the piece's dtype."""
+        assert self.reduced is not None
+        for slot in self.slots:
+            piece = self.pieces.get(slot.name)
+            if piece is not None:
+                low = max(slot.offset, self.first) - self.first
+                piece.grad = self.reduced[low : low + piece.numel()]
+
+    def drop(self) -> None:
+        """Forget the gradients of a step."""
+        for piece in self.pieces.values():
+            piece.grad = None
+        for slot in self.slots:
+            slot.parameter.grad = None
+        if self.gradient is not None:
+            self._allocator.release(self.gradient, Category.GRADIENTS)
+        elif self.reduced is not None:
+            self._allocator.release(self.reduced, Category.GRADIENTS)
+        self.gradient = self.reduced = None
+
+    def _view(self, flat: Tensor, slot: Slot) -> Tensor:
+        return flat[slot.offset : slot.stop].view(slot.shape)
