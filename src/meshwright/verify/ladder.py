@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from meshwright.config.choices import Offload, OptimizerKind, Recompute, Schedule
+from meshwright.config.choices import Documents, Offload, OptimizerKind, Recompute, Schedule
 from meshwright.config.errors import RequestError
 from meshwright.layout.axes import Axis, Degrees
 from meshwright.plan.plan import ContextSplit, Pipeline, Plan, Sharding
@@ -93,6 +93,7 @@ FEATURES: tuple[Feature, ...] = (
     _execution("offload", offload=Offload.NONE, offload_to="memory"),
     _execution("compile", compile=False),
     Feature("dropout", lambda plan: replace(plan, arch=replace(plan.arch, dropout=0.0))),
+    Feature("document masks", lambda plan: replace(plan, data=replace(plan.data, documents=Documents.PACKED))),
     Feature("precision", lambda plan: replace(plan, precision=DOUBLE)),
 )
 """In the order in which they are taken away: what a later line reads (the mesh) is settled by then."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.config.choices import Dtype, Recompute, Schedule
+from meshwright.config.choices import Documents, Dtype, Recompute, Schedule
 from meshwright.plan.plan import Plan, Precision
 from meshwright.plan.rules import canonical, check_plan
 from meshwright.verify.ladder import FEATURES, features_of, ladder
@@ -82,3 +82,19 @@ def test_features_are_told_by_name() -> None:
         "kept parameters",
     )
     assert len({feature.name for feature in FEATURES}) == len(FEATURES)
+
+
+def test_dropout_and_document_masks_are_features() -> None:
+    plan = make_plan(dp=2, precision=WHOLE, arch={"dropout": 0.1})
+    plan = canonical(replace(plan, data=replace(plan.data, documents=Documents.MASKED)))
+    listed = names(plan)
+    assert listed == [
+        "one process",
+        "dp",
+        "dropout",
+        "document masks",
+        "dp + dropout",
+        "dp + document masks",
+        "dropout + document masks",
+        "dp + dropout + document masks",
+    ]
