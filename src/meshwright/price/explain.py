@@ -59,7 +59,7 @@ FIGURES: Mapping[str, Figure] = {
     "memory.reserved": Figure("peak x slack of the caching allocator", "published pairs", ("memory.slack",)),
     "memory.device": Figure("reserved + contexts and libraries + a buffer a kind of communicator", "ml-engineering",
                             ("memory.context_bytes", "memory.communicator_bytes")),
-    "time.step_seconds": Figure("pipeline + exposed sums and gathers + optimizer + stragglers", "sum of the parts below",
+    "time.step_seconds": Figure("pipeline + exposed sums and gathers + optimizer", "sum of the parts",
                                 ("straggler",)),
     "time.compute": Figure(
         "m x (blocks x (forward + backward [+ forward again]) + embedding + head) on the stage that works longest.  "

@@ -1,11 +1,11 @@
-"""What replicas exchange, and the optimizer, over arrays of layouts.
+"""What replicas exchange, alone on their links, and the optimizer, over arrays of layouts.
 
     each unit and micro-batch   ZeRO-3 gathers parameters (forward and backward) and scatters gradients; ZeRO-2 of the
                                 literal program scatters gradients
     once a step                 all-reduce (ZeRO-0), or scatter and gather (1, 2); all-reduce over copies (hybrid);
                                 the gradient of a tied embedding between the outer stages; the norm
 
-Expert tensors meet over dp x cp, all others over dp x ep x cp.
+Expert tensors meet over dp x cp, all others over dp x ep x cp. What of it shows is `exposure.py`'s matter.
 """
 
 from __future__ import annotations
@@ -18,107 +18,143 @@ from meshwright.layout.axes import Axis
 from meshwright.price.cluster import Following
 from meshwright.price.layouts import Array, Layouts
 from meshwright.price.links import Way, way
-from meshwright.price.schedule import Stages
 from meshwright.price.target import Target
 from meshwright.price.weights import Weights
 
 
 @dataclass(frozen=True)
-class Replicas:
-    """`forward`, `backward`: seconds beside a block's own, alone on the links. `sums`, `gathers`: once a step, on the
-    first, the fullest inner and the last stage; `edge`: the part of a sum that starts after the last backward."""
+class Traffic:
+    """Seconds of one unit's gather and scatter every micro-batch, and of its sum once a step."""
 
-    forward: Array
-    backward: Array
+    fetch: Array
+    scatter: Array
+    sum: Array
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """By unit; `sums` and `gathers` once a step are those of the first, the fullest inner and the last stage."""
+
+    block: Traffic
+    embedding: Traffic
+    head: Traffic
+    again: Array  # a block's gather in backward
+    once: Array  # how often a step's forward gathers, a micro-batch
     sums: tuple[Array, Array, Array]
     gathers: tuple[Array, Array, Array]
-    edge: Array
-    block_sum: Array  # of one block, once a step
-    closing: Array  # tied gradient and norm
+    closing: Array  # tied gradient, small sums, norm
     optimizer: Array
 
-    def step(self, target: Target, layouts: Layouts, stages: Stages) -> Array:
-        """Exposed seconds once a step."""
-        if target.legacy:
-            sums, gathers = _largest(self.sums), _largest(self.gathers)
-            return np.asarray(sums + gathers + self.closing)
-        literal = target.cluster.software.following is Following.LITERAL
-        exposed = np.zeros_like(self.edge)
-        slack = np.zeros_like(self.edge)
-        for sums, gathers, own in zip(self.sums, self.gathers, (stages.first, stages.inner, stages.last), strict=True):
-            chunk = 1 / layouts.chunks
-            if literal:
-                under = np.minimum(sums, own[1] * chunk)
-                late = np.maximum(sums - own[1] * chunk, np.where(sums > 0, self.edge, 0.0))
-                left = late + target.values["overlap.slow"] * under + gathers
-            else:
-                share = target.values["overlap.reduce"]
-                left = (
-                    sums - share * np.minimum(sums, 0.8 * own[1]) + gathers - share * np.minimum(gathers, own[0] * 0.8)
-                )
-            exposed = np.maximum(exposed, left - slack)
-            slack = slack + np.where(layouts.pp > 1, own[1] * chunk, 0.0)
-        return np.asarray(exposed + self.closing)
+    @property
+    def forward(self) -> Array:
+        """Beside a block's forward."""
+        return self.block.fetch * self.once
+
+    @property
+    def backward(self) -> Array:
+        """Beside a block's backward."""
+        return self.again + self.block.scatter
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Ways of shards, copies and experts, and what each unit costs on them."""
+
+    target: Target
+    layouts: Layouts
+    shard: Way
+    copy: Way
+    expert: Way
+    within: Array
+    small: Array
+
+    def gather(self, dense: Array, routed: Array, width: int, calls: Array | float = 1.0) -> Array:
+        """All-gather, or reduce-scatter, of elements in `calls` buckets (and as many small ones)."""
+        latency = (calls - 1 + self.small * calls) * self.shard.gather(0.0)
+        seconds = self.shard.gather(dense * width) + latency
+        return np.asarray(seconds + np.where(routed > 0, self.expert.gather(routed * width), 0.0))
+
+    def reduce(self, dense: Array, routed: Array, calls: Array | float = 1.0) -> Array:
+        """The sum of gradients: all-reduce at ZeRO-0, else scatter, and all-reduce of the shards over copies."""
+        width = self.target.precision.reduce.num_bytes
+        latency = (calls - 1 + self.small * calls) * self.shard.all_reduce(0.0)
+        whole = self.shard.all_reduce(dense * width) + latency
+        whole = whole + np.where(routed > 0, self.expert.all_reduce(routed * width), 0.0)
+        parts = self.gather(dense, routed, width, calls) + self.copy.all_reduce(dense * width / self.within)
+        return np.asarray(np.where(self.layouts.zero == 0, whole, parts))
 
 
 def replicas(target: Target, layouts: Layouts, held: Weights) -> Replicas:
     """What the replicas of every layout exchange."""
-    stored, reduced = target.stored, target.precision.reduce.num_bytes
-    dense = layouts.dp * layouts.ep * layouts.cp
-    stride = np.minimum(layouts.stride(Axis.DP), np.minimum(layouts.stride(Axis.EP), layouts.stride(Axis.CP)))
-    within = np.where(layouts.within > 0, layouts.within, dense)
-    shard, copy = way(target, within, stride), way(target, dense / within, stride * within)
-    expert = way(target, layouts.dp * layouts.cp, np.minimum(layouts.stride(Axis.DP), layouts.stride(Axis.CP)))
-    stage, literal = layouts.zero, target.cluster.software.following is Following.LITERAL
+    groups = _groups(target, layouts)
+    literal = target.cluster.software.following is Following.LITERAL
+    zero, stored, nothing = layouts.zero, target.stored, np.zeros_like(layouts.zero)
+    scattered = (zero == 3) | ((zero == 2) & literal)
 
-    def gather(dense_numel: Array, routed_numel: Array, width: int) -> Array:
-        return shard.gather(dense_numel * width) + np.where(routed_numel > 0, expert.gather(routed_numel * width), 0.0)
-
-    def reduce(dense_numel: Array, routed_numel: Array) -> Array:
-        whole = shard.all_reduce(dense_numel * reduced) + np.where(
-            routed_numel > 0, expert.all_reduce(routed_numel * reduced), 0.0
+    def traffic(dense: Array, routed: Array) -> Traffic:
+        reduced = groups.reduce(dense, routed)
+        return Traffic(
+            np.where(zero == 3, groups.gather(dense, routed, stored), 0.0),
+            np.where(scattered, reduced, 0.0),
+            np.where(scattered, 0.0, reduced),
         )
-        parts = gather(dense_numel, routed_numel, reduced) + copy.all_reduce(dense_numel * reduced / within)
-        return np.asarray(np.where(stage == 0, whole, parts))
 
-    fetch = np.where(stage == 3, gather(held.block_dense, held.block_routed, stored), 0.0)
-    scatter = np.where((stage == 3) | ((stage == 2) & literal), reduce(held.block_dense, held.block_routed), 0.0)
-    once = np.where(layouts.reshard > 0, 1.0, 1 / layouts.accumulation)
-    again = np.where(layouts.reshard > 0, fetch, 0.0)
-    per_step = (stage < 2) | ((stage == 2) & (not literal))
-    sums = tuple(np.where(per_step, reduce(d, r), 0.0) for d, r in zip(held.dense, held.routed, strict=True))
-    publish = (stage == 1) | (stage == 2)
-    gathers = tuple(np.where(publish, gather(d, r, stored), 0.0) for d, r in zip(held.dense, held.routed, strict=True))
-    edge = np.where(per_step, reduce(held.embedding, np.zeros_like(held.embedding)), 0.0)
+    block = traffic(held.block_dense, held.block_routed)
+    calls = [each + 1 if literal else 1.0 for each in (layouts.first, layouts.most - 1, layouts.last)]
+    publish = (zero == 1) | (zero == 2)
+    stages = list(zip(held.dense, held.routed, calls, strict=True))
+    sums = [np.where(scattered, 0.0, groups.reduce(d, r, n)) for d, r, n in stages]
+    gathers = [np.where(publish, groups.gather(d, r, stored, n), 0.0) for d, r, n in stages]
     return Replicas(
-        forward=fetch * once,
-        backward=again + scatter,
+        block=block,
+        embedding=traffic(held.embedding, nothing),
+        head=traffic(held.head, nothing),
+        again=np.where(layouts.reshard > 0, block.fetch, 0.0),
+        once=np.where(layouts.reshard > 0, 1.0, 1 / layouts.accumulation),
         sums=(sums[0], sums[1], sums[2]),
         gathers=(gathers[0], gathers[1], gathers[2]),
-        edge=edge,
-        block_sum=np.where(per_step, reduce(held.block_dense, held.block_routed), 0.0),
-        closing=_closing(target, layouts, held, within),
-        optimizer=_optimizer(target, layouts, held, within),
+        closing=_closing(target, layouts, held, groups),
+        optimizer=_optimizer(target, layouts, held, groups.within),
     )
 
 
-def _closing(target: Target, layouts: Layouts, held: Weights, within: Array) -> Array:
-    """The tied embedding's gradient between the outer stages, and one small sum over the world."""
-    world: Way = way(target, layouts.ranks, np.ones_like(layouts.tp))
-    norm = world.all_reduce(40.0)
+def _groups(target: Target, layouts: Layouts) -> _Groups:
+    dense = layouts.dp * layouts.ep * layouts.cp
+    stride = np.minimum(layouts.stride(Axis.DP), np.minimum(layouts.stride(Axis.EP), layouts.stride(Axis.CP)))
+    within = np.where(layouts.within > 0, layouts.within, dense)
+    literal = target.cluster.software.following is Following.LITERAL
+    return _Groups(
+        target,
+        layouts,
+        shard=way(target, within, stride),
+        copy=way(target, dense / within, stride * within),
+        expert=way(target, layouts.dp * layouts.cp, np.minimum(layouts.stride(Axis.DP), layouts.stride(Axis.CP))),
+        within=within,
+        # Gains of norms are partial sums under sequence parallel: the literal program gives them their own buckets.
+        small=np.where((layouts.tp > 1) & (layouts.sequence > 0), 1.0 * literal, 0.0),
+    )
+
+
+def _closing(target: Target, layouts: Layouts, held: Weights, groups: _Groups) -> Array:
+    """The tied embedding's gradient between the outer stages, small sums over tp, and one over the world."""
+    world = way(target, layouts.ranks, np.ones_like(layouts.tp))
+    # The norm, and counts and losses that the loss waits for.
+    closing = world.all_reduce(32.0) + 2 * groups.shard.all_reduce(8.0)
+    tensor = way(target, layouts.tp, layouts.stride(Axis.TP))
+    closing = closing + groups.small * np.maximum(layouts.first, layouts.last) * tensor.all_reduce(0.0)
     if not target.arch.tie_embeddings:
-        return norm
+        return closing
     pair = way(target, np.full_like(layouts.pp, 2.0), layouts.stride(Axis.PP) * np.maximum(layouts.pp - 1, 1))
     literal = target.cluster.software.following is Following.LITERAL
-    share = np.where((layouts.zero > 0) & literal, within, 1.0)
+    share = np.where((layouts.zero > 0) & literal, groups.within, 1.0)
     num_bytes = held.embedding / share * target.precision.reduce.num_bytes
-    return np.asarray(norm + np.where(layouts.pp > 1, pair.all_reduce(num_bytes), 0.0))
+    return np.asarray(closing + np.where(layouts.pp > 1, pair.all_reduce(num_bytes), 0.0))
 
 
 def _optimizer(target: Target, layouts: Layouts, held: Weights, within: Array) -> Array:
     """Updates: bytes of the own shard, and a pass over all gradients."""
     per_element = target.values["optimizer.bytes"] if target.adam else 16.0
-    dense, routed = _largest(held.dense), _largest(held.routed)
+    dense, routed = largest(held.dense), largest(held.routed)
     ways = np.where(layouts.zero > 0, within, 1.0)
     routed_ways = np.where(layouts.zero > 0, layouts.dp * layouts.cp, 1.0)
     owned = dense / ways + routed / routed_ways
@@ -126,5 +162,6 @@ def _optimizer(target: Target, layouts: Layouts, held: Weights, within: Array) -
     return np.asarray((owned * (per_element - 6) + whole * 6) / target.memory_rate)
 
 
-def _largest(each: tuple[Array, Array, Array]) -> Array:
+def largest(each: tuple[Array, Array, Array]) -> Array:
+    """Of the three kinds of stages."""
     return np.asarray(np.maximum(np.maximum(each[0], each[1]), each[2]))

@@ -4,11 +4,14 @@ One micro-batch costs stage i  f_i forward and b_i backward; a message between n
 differ from those between them; the fullest of the inner ones stands for all that it bounds.
 
 1F1B: stage s starts after the stages before it, works through m micro-batches, and waits twice for what lies behind
-it, less the work it has meanwhile; or it is paced by round trips, p - s micro-batches each:
+it, less the work it has meanwhile (once where all forwards come first); or it is paced by round trips, p - s micro-batches each:
 
     work     sum_{i<s} (f_i + b_i + 2c) + m (f_s + b_s) + [R - (p-1-s) f_s]+ + [R - (p-1-s) b_s]+
     rounds   sum_{i<s} (f_i + b_i + 2c) + (q + 1) (f_s + b_s + R) + r (f_s + b_s)     m - 1 = q (p - s) + r
     R = sum_{i>s} (f_i + b_i + 2c),  [x]+ = max(x, 0)
+
+Where a stage recomputes its last block while it waits for a cotangent, each stage but the last hides that much of
+every backward that comes after a wait.
 
 The step is the largest of these over s. gpipe: two flow shops one after the other. interleaved (Narayanan 2021, section
 2.2): the fill is 1 / v of a round. zb-h1, zb-v (Qi et al. 2023, arXiv:2401.10241, table 1).
@@ -35,8 +38,11 @@ class Stages:
     whole: tuple[Array, Array]
 
 
-def pipeline_seconds(layouts: Layouts, stages: Stages, message: Array, hidden: float = 0.0) -> Array:
-    """From the first forward to the last backward; `hidden` is the share of messages that computation hides."""
+def pipeline_seconds(
+    layouts: Layouts, stages: Stages, message: Array, hidden: float = 0.0, hoisted: Array | float = 0.0
+) -> Array:
+    """From the first forward to the last backward; `hidden` is the share of messages that computation hides,
+    `hoisted` the seconds of a backward that a stage does while it waits for the cotangent."""
     p, m, v = layouts.pp, layouts.accumulation, layouts.chunks
     slowest = np.maximum(np.maximum(sum(stages.first), sum(stages.last)), sum(stages.inner))
     total = stages.whole[0] + stages.whole[1]
@@ -49,11 +55,11 @@ def pipeline_seconds(layouts: Layouts, stages: Stages, message: Array, hidden: f
             continue
         match schedule:
             case Schedule.ONE_F_ONE_B:
-                seconds = _one_f_one_b(p, m, stages, message, shown)
+                seconds = _one_f_one_b(p, m, stages, message, shown, hoisted)
             case Schedule.GPIPE:
-                seconds = _gpipe(p, m, stages, message)
+                seconds = _gpipe(p, m, stages, message) - (p - 1) * hoisted
             case Schedule.NAIVE:
-                seconds = m * (total + 2 * (p - 1) * message)
+                seconds = m * (total + (p - 1) * (2 * message - hoisted))
             case Schedule.INTERLEAVED:
                 seconds = m * slowest + (total - slowest) / v + 2 * shown * m * v + 2 * message * (p - 1)
             case Schedule.ZB_H1:
@@ -64,29 +70,33 @@ def pipeline_seconds(layouts: Layouts, stages: Stages, message: Array, hidden: f
     return np.asarray(out)
 
 
-def _one_f_one_b(p: Array, m: Array, stages: Stages, message: Array, shown: Array) -> Array:
+def _one_f_one_b(
+    p: Array, m: Array, stages: Stages, message: Array, shown: Array, hoisted: Array | float
+) -> Array:
     """The largest bound over the first stage, the first inner one and the last."""
     total = stages.whole[0] + stages.whole[1]
-    before = sum(stages.first) + 2 * message
-    first = _bound(m, p, np.zeros_like(p), stages.first, np.zeros_like(p), total - sum(stages.first), shown, message)
-    inner = _bound(m, p, np.ones_like(p), stages.inner, before, total - sum(stages.first) - sum(stages.inner), shown,
-                   message)  # fmt: skip
-    ahead = total - sum(stages.last) + 2 * message * (p - 1)
-    last = ahead + m * sum(stages.last)
-    return np.asarray(np.maximum(np.maximum(first, np.where(p > 2, inner, 0.0)), last))
+    first, inner, last = sum(stages.first), sum(stages.inner), sum(stages.last)
+    hop = 2 * message - hoisted
+    none, one = np.zeros_like(p), np.ones_like(p)
+    at_first = _bound(m, p, none, stages.first, none, total - first, hop, 2 * shown - hoisted)
+    at_inner = _bound(m, p, one, stages.inner, first + hop, total - first - inner, hop, 2 * shown - hoisted)
+    at_last = total - last + hop * (p - 1) + m * last
+    return np.asarray(np.maximum(np.maximum(at_first, np.where(p > 2, at_inner, 0.0)), at_last))
 
 
 def _bound(
-    m: Array, p: Array, s: Array, own: tuple[Array, Array], before: Array, behind: Array, shown: Array, message: Array
+    m: Array, p: Array, s: Array, own: tuple[Array, Array], before: Array, behind: Array, hop: Array, shown: Array
 ) -> Array:
+    """Work and rounds of stage `s`; a hop is there and back between neighbours."""
     forward, backward = own
     after = p - 1 - s
     fewer = np.minimum(after, m - 1)
-    edge = behind + 2 * after * message
-    wait = np.maximum(edge - fewer * forward, 0) + np.maximum(edge - fewer * backward, 0)
-    work = before + m * (forward + backward) + np.where(m > after, wait, edge)
+    edge = behind + after * hop
+    first, last = np.maximum(edge - fewer * forward, 0), np.maximum(edge - fewer * backward, 0)
+    wait = np.where(m > after + 1, first + last, np.maximum(first, last))  # one wait where no forward follows it
+    work = before + m * (forward + backward) + wait
     rounds, rest = np.divmod(m - 1, np.maximum(p - s, 1))
-    paced = behind + 2 * after * shown
+    paced = behind + after * shown
     round_trips = before + (rounds + 1) * (forward + backward + paced) + rest * (forward + backward)
     return np.asarray(np.maximum(work, round_trips))
 

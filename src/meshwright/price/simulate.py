@@ -27,7 +27,7 @@ from meshwright.plan.operation import Operation
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program
 from meshwright.price.cluster import Cluster
-from meshwright.price.compute import Units, units
+from meshwright.price.compute import Units, straggling, units
 from meshwright.price.layouts import Layouts, of_plan
 from meshwright.price.links import Way, message_seconds, way
 from meshwright.price.replicas import Replicas, replicas
@@ -81,7 +81,7 @@ class Clock:
 
     @cached_property
     def _units(self) -> Units:
-        return units(self.target, self._layouts)
+        return units(self.target, self._layouts).slowed(1 + straggling(self.target, self._layouts))
 
     @cached_property
     def _replicas(self) -> Replicas:
@@ -112,7 +112,7 @@ class Clock:
             return slow * np.minimum(self._replicas.forward, block.front)
         beside = self._replicas.backward
         if action.micro == self.plan.accumulation - 1:
-            beside = beside + self._replicas.block_sum
+            beside = beside + self._replicas.block.sum
         return slow * np.minimum(beside, block.behind)
 
     def _part(self, action: Action, kind: UnitKind) -> float:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _WORDS = {
     "compute": "computation", "tp": "tensor axis", "cp": "context axis", "ep": "expert axis",
     "dp": "replicas: gradients, parameters", "pp": "messages between stages", "bubble": "pipeline bubble",
-    "optimizer": "optimizer", "other": "host, stragglers, rounding", "data": "data",
+    "optimizer": "optimizer", "other": "host, rounding", "data": "data",
 }  # fmt: skip
 
 

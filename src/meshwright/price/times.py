@@ -15,7 +15,8 @@ import numpy as np
 from meshwright.config.choices import Recompute
 from meshwright.layout.axes import Axis
 from meshwright.price.cluster import Following
-from meshwright.price.compute import Units
+from meshwright.price.compute import Units, straggling
+from meshwright.price.exposure import outer_exposed, step_exposed
 from meshwright.price.layouts import RECOMPUTES, Array, Layouts
 from meshwright.price.links import message_seconds
 from meshwright.price.replicas import Replicas, replicas
@@ -95,52 +96,68 @@ def block_seconds(target: Target, layouts: Layouts, units: Units, replica: Repli
 def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Times:
     """The step of every layout."""
     replica = replicas(target, layouts, held)
+    units = units.slowed(1 + straggling(target, layouts))
     block = block_seconds(target, layouts, units, replica)
     m, lone = layouts.accumulation, layouts.pp == 1
     outer = units.exchanged.tp_outer
     further = target.predicted
-    embedding = units.embedding_forward + outer / 2, units.embedding_backward + outer / 2
-    head = units.head_forward, units.head_backward + outer / 2
+    shown = _outer(target, layouts, replica, units, block)
+    embedding = units.embedding_forward + outer / 2, units.embedding_backward + outer / 2 + shown[2]
+    head = units.head_forward + shown[0], units.head_backward + outer / 2 + shown[1]
     heads = tuple((1 + further) * each + further * part for each, part in zip(head, _passes(block), strict=True))
     stages = _stages(layouts, _passes(block), embedding, (heads[0], heads[1]))
     literal = target.cluster.software.following is Following.LITERAL
     message = _message(target, layouts, literal)
     hidden = 0.0 if target.legacy or literal else target.values["overlap.border"]
-    run = pipeline_seconds(layouts, stages, message, hidden)
-    still = pipeline_seconds(layouts, stages, np.zeros_like(message), hidden)
+    hoisted = _hoisted(layouts, block) if literal else 0.0
+    run = pipeline_seconds(layouts, stages, message, hidden, hoisted)
+    still = pipeline_seconds(layouts, stages, np.zeros_like(message), hidden, hoisted)
     inner, tail = sum(stages.inner), sum(stages.last)
     slow_last = (tail >= sum(stages.first)) & (tail >= inner) & ~lone
     slow_first = ~slow_last & (sum(stages.first) >= inner)
     blocks = np.where(slow_last, layouts.last + further, np.where(slow_first, layouts.first, layouts.most))
     blocks = np.where(lone, layouts.first + further, blocks)
+    at_start = np.where(slow_first | lone, 1.0, 0.0)
+    at_end = np.where(slow_last | lone, 1.0 + further, 0.0)
     outside = np.where(slow_last | lone, (1 + further) * (units.head_forward + units.head_backward), 0.0)
     outside = outside + np.where(slow_first | lone, units.embedding_forward + units.embedding_backward, 0.0)
     sides = np.where(slow_last | lone, (1 + further) * outer / 2, 0.0) + np.where(slow_first | lone, outer, 0.0)
-    working = m * (blocks * block.whole + outside + sides)
-    summed = replica.step(target, layouts, stages)
-    waiting = straggling(target, layouts) * run
+    working = m * (blocks * block.whole + outside + sides + at_end * (shown[0] + shown[1]) + at_start * shown[2])
+    summed = step_exposed(target, layouts, replica, stages, units, busy_behind(layouts, block))
     optimizer = replica.optimizer
     return Times(
-        step=run + summed + optimizer + waiting,
+        step=run + summed + optimizer,
         compute=m * (blocks * (block.forward + block.backward) + outside),
         tp=m * (blocks * block.tp + sides),
         cp=m * blocks * block.cp,
         ep=m * blocks * block.ep,
-        dp=m * blocks * block.sharded + summed,
+        dp=m * (blocks * block.sharded + at_end * (shown[0] + shown[1]) + at_start * shown[2]) + summed,
         pp=run - still,
         bubble=np.maximum(still - working, 0.0),
         optimizer=optimizer,
-        other=m * blocks * block.host + np.minimum(still - working, 0.0) + waiting,
+        other=m * blocks * block.host + np.minimum(still - working, 0.0),
     )
 
 
-def straggling(target: Target, layouts: Layouts) -> Array:
-    """By how much the slowest of N nodes lags: its spread times the expected largest of N normal numbers.
+def _outer(
+    target: Target, layouts: Layouts, replica: Replicas, units: Units, block: Block
+) -> tuple[Array, Array, Array]:
+    """What the outer units' own gathers and scatters show in a micro-batch of the literal program."""
+    if target.cluster.software.following is Following.LITERAL:
+        return outer_exposed(layouts, replica, units, block.front, busy_behind(layouts, block))
+    nothing = np.zeros_like(layouts.pp)
+    return nothing, nothing, nothing
 
-    0.6 log2(N)^0.75 is that expectation within 0.07 for N up to 1,000.
-    """
-    nodes = np.maximum(layouts.ranks / target.cluster.node.devices, 1.0)
-    return np.asarray(target.values["straggler"] * 0.6 * np.log2(nodes) ** 0.75)
+
+def busy_behind(layouts: Layouts, block: Block) -> Array:
+    """A block's backward with what it computes again, without what ZeRO adds."""
+    return np.asarray(block.whole - block.sharded - block.front)
+
+
+def _hoisted(layouts: Layouts, block: Block) -> Array:
+    """What the literal program recomputes of a backward while it waits for the cotangent: the stage's last block."""
+    full = layouts.recompute == RECOMPUTES.index(Recompute.FULL)
+    return np.asarray(np.where(full, block.front - block.host / 3, 0.0))
 
 
 def _passes(block: Block) -> tuple[Array, Array]:
