@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from meshwright.comm.mesh import Mesh
+    from meshwright.parallel.data_parallel import data_parallel
     from meshwright.plan.front import plan_run as plan
 
-__all__ = ["Mesh", "plan"]
+__all__ = ["Mesh", "data_parallel", "plan"]
 
 
 def __getattr__(name: str) -> object:
@@ -26,6 +27,10 @@ def __getattr__(name: str) -> object:
         from meshwright.comm.mesh import Mesh
 
         return Mesh
+    if name == "data_parallel":
+        from meshwright.parallel.data_parallel import data_parallel
+
+        return data_parallel
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
