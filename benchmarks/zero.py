@@ -66,14 +66,22 @@ Step = Callable[[Batch], float]
 
 
 def plan_of(ranks: int, zero: int, reshard: bool) -> plans.Plan:
-    return canonical(
-        plans.Plan(
-            name="benchmark", seed=0, arch=ARCH, start=plans.Start(), data=plans.Data(sequence_length=LENGTH),
-            batch=plans.Batch(SEQUENCES, SEQUENCES // ranks), optimizer=OPTIMIZER, precision=plans.Precision(),
-            degrees=Degrees(dp=ranks), sharding=plans.Sharding(zero, 0, reshard),
-            pipeline=plans.Pipeline(stages=(ARCH.layers,)), context=plans.ContextSplit(), execution=plans.Execution(),
-        )  # fmt: skip
+    plan = plans.Plan(
+        name="benchmark",
+        seed=0,
+        arch=ARCH,
+        start=plans.Start(),
+        data=plans.Data(sequence_length=LENGTH),
+        batch=plans.Batch(SEQUENCES, SEQUENCES // ranks),
+        optimizer=OPTIMIZER,
+        precision=plans.Precision(),
+        degrees=Degrees(dp=ranks),
+        sharding=plans.Sharding(zero, 0, reshard),
+        pipeline=plans.Pipeline(stages=(ARCH.layers,)),
+        context=plans.ContextSplit(),
+        execution=plans.Execution(),
     )
+    return canonical(plan)
 
 
 def ours(zero: int, reshard: bool = True) -> Callable[[int], Step]:
@@ -204,7 +212,9 @@ def measure_peak(rank: int, ranks: int, pair: str, side: str) -> int:
     return peak
 
 
-def on_rank(rank: int, ranks: int, store: str, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def on_rank(
+    rank: int, ranks: int, store: str, folder: str, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     prepare(num_threads=1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     result = function(rank, ranks, *args)
@@ -227,7 +237,8 @@ def summarise(results: list[Any]) -> dict[str, float]:
     figures = {}
     for kind in ("cpu", "wall"):
         mean = {
-            side: [statistics.mean(rank[side][kind][i] for rank in results) for i in rounds] for side in ("ours", "theirs")
+            side: [statistics.mean(rank[side][kind][i] for rank in results) for i in rounds]
+            for side in ("ours", "theirs")
         }
         for side, values in mean.items():
             figures[f"{side}_{kind}_seconds"] = statistics.median(values)

@@ -1,11 +1,11 @@
 """Flat memory of any module's parameters: what `data_parallel` keeps of one unit.
 
-    whole      all parameters of the bucket, one after the other; the module's parameters are views of it. At stage 3 it
-               has memory only while the unit is gathered
-    own        this rank's part: an equal run of elements for each rank, the last ones padding
-    pieces     own elements, tensor by tensor: what an optimizer is given
-    gradient   flat like `whole`, from the first backward until it is reduced
-    reduced    own elements of the mean over ranks
+whole      all parameters of the bucket, one after the other; the module's parameters are views of it. At stage 3 it
+           has memory only while the unit is gathered
+own        this rank's part: an equal run of elements for each rank, the last ones padding
+pieces     own elements, tensor by tensor: what an optimizer is given
+gradient   flat like `whole`, from the first backward until it is reduced
+reduced    own elements of the mean over ranks
 """
 
 from __future__ import annotations

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from meshwright.data.batch import IGNORED, Batch
 from meshwright.layout.groups import GroupName
 from meshwright.parallel.engine import Engine
 from meshwright.plan.action import Action
 from meshwright.plan.folds.ledger import ledger
 from meshwright.plan.folds.traffic import Operation
+from meshwright.plan.plan import Optimizer
 from meshwright.testing.ranks import run_cases
+from meshwright.verify.batches import global_batches, local_share
 from tests.ranks.parallel.plain import ADAMW, ODD, SGD, Case, plain_training
-from tests.ranks.parallel.running import check_parity, engine_of, train
+from tests.ranks.parallel.running import check_parity, engine_of, train, weights
 
 ODD_ARCH = tuple(ODD.items())
 
@@ -136,3 +140,25 @@ def survives_wild_padding(rank: int, case: Case) -> None:
 def test_padding_never_enters_anything() -> None:
     cases = [Case(f"stage {zero}", 3, zero, 4, arch=ODD_ARCH) for zero in range(4)]
     run_cases(survives_wild_padding, 3, cases)
+
+
+def decays_by_shape(rank: int, case: Case) -> None:
+    """A batch in which nothing counts: gradients are zero, and only decay moves anything."""
+    plan = case.plan
+    engine = engine_of(plan)
+    start = weights(engine)
+    share = local_share(plan, global_batches(plan, 1)[0], rank)
+    nothing = Batch(share.inputs, np.full_like(share.labels, IGNORED), share.rows)
+    result = engine.step(nothing, 0.1)
+    assert (result.loss, result.grad_norm, result.trained_tokens) == (0.0, 0.0, 0)
+    for name, after in weights(engine).items():
+        wanted = start[name] * (0.99 if after.dim() >= 2 else 1.0)
+        torch.testing.assert_close(after, wanted, rtol=1e-15, atol=0)
+
+
+def test_matrices_decay_and_gains_do_not() -> None:
+    """Whatever the layout: learning rate 0.1, decay 0.1, no gradient."""
+    rule = Optimizer(weight_decay=0.1)
+    biased = (("qkv_bias", True), ("output_bias", True), ("mlp_bias", True))
+    cases = [Case(f"stage {zero}", 2, zero, optimizer=rule, arch=biased) for zero in range(4)]
+    run_cases(decays_by_shape, 2, cases)
