@@ -1,0 +1,224 @@
+"""Faults that have happened to somebody: each in the file where it would be made, with what must notice.
+
+Names of logical tensors are those that differ first in order of execution: forward borders, then gradients from the
+head to the embedding, the norm, weights after the first step, later losses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.testing.faults import Fault
+
+EXECUTOR, STORE, SPLIT = "parallel/executor.py", "parallel/store.py", "parallel/split.py"
+TAIL, BORDERS, COMPUTES = "plan/lowering/tail.py", "plan/lowering/borders.py", "plan/lowering/computes.py"
+GRADIENTS, PARAMETERS, LISTING = (f"plan/lowering/{name}.py" for name in ("gradients", "parameters", "listing"))
+TENSOR, DECLARED = "parallel/tensor.py", "plan/strategies/tensor.py"
+
+
+def runs(mesh: dict[str, int], micro: int = 1, sequences: int = 12, **sections: dict[str, Any]) -> dict[str, Any]:
+    return {"mesh": mesh, "batch": {"global": sequences, "micro": micro}, **sections}
+
+
+DP = runs({"dp": 2}, micro=2)
+ZERO = {stage: runs({"dp": 2}, micro=2, parallel={"zero": stage}) for stage in (1, 2, 3)}
+TIED = {"tie_embeddings": True}
+PIPE = runs({"dp": 1, "pp": 2}, micro=2)
+
+FAULTS = [
+    # ------------------------------------------------------------------ the executor
+    Fault(
+        "a missing sum", EXECUTOR,
+        "            return all_reduce(over, store.seal(), action.phase)\n",
+        "            return Handle() if store.seal() is not None else Handle()\n",
+        DP, "head.weight", "missing sum", ledger=True,
+    ),
+    Fault(
+        "gradients divided by dp although the loss was normalised", EXECUTOR,
+        "torch.tensor(self.loss_scale.value, dtype", "torch.tensor(self.loss_scale.value / 2, dtype",
+        DP, "head.weight", "factor",
+    ),
+    Fault(
+        "labels shifted once more", EXECUTOR,
+        "torch.from_numpy(part.labels).to(device),", "torch.from_numpy(part.labels).to(device).roll(-1, 1),",
+        DP, "loss",
+    ),
+    Fault(
+        "every micro-batch reads the first one's samples", EXECUTOR,
+        "part = self._batch.micro(micro, self.plan.accumulation)", "part = self._batch.micro(0, self.plan.accumulation)",
+        DP, "samples", "wrong rows",
+    ),
+    Fault(
+        "the norm counts every copy", EXECUTOR,
+        "store.counted_norm(squared_norm)", "squared_norm(store.reduced)",
+        DP, "norm", "factor",
+    ),
+    Fault(
+        "dropout without the step", EXECUTOR,
+        "rows = rows_to_torch(part.rows, self", "rows = rows_to_torch(__import__('dataclasses').replace(part.rows, step=0), self",
+        runs({"dp": 2}, model={"dropout": 0.25}), "loss",
+    ),
+    Fault(
+        "recomputed with other dropout", EXECUTOR,
+        "        x = _leaf(self._held.pop(key))\n",
+        "        x = _leaf(self._held.pop(key))\n        self._micro(key[1]).rows.token_keys.add_(1)\n",
+        runs({"dp": 1}, micro=12, model={"dropout": 0.25}, parallel={"recompute": "full"}), "layers.1.mlp.down.weight",
+    ),
+    Fault(
+        "each rank divides by its own tokens", EXECUTOR,
+        "return all_reduce(self.mesh.communicator(action.group), self.count, action.phase)", "return Handle()",
+        DP, "trained tokens", "missing sum", ledger=True,
+    ),
+    Fault(
+        "received into another micro-batch's place", EXECUTOR,
+        "        table[action.unit, action.micro] = value\n",
+        "        table[action.unit, (action.micro + 1) % self.plan.accumulation] = value\n",
+        runs({"dp": 1, "pp": 2}, micro=2, parallel={"schedule": "gpipe"}),
+    ),
+    # ------------------------------------------------------------------ stores and buckets
+    Fault(
+        "padding is not zeroed", STORE,
+        "        self.gradient[end:].zero_()\n", "        self.gradient[end:].fill_(1.0)\n",
+        ZERO[1], "norm",
+    ),
+    Fault(
+        "a micro-batch overwrites the one before", STORE,
+        "                flat.add_(parameter.grad)\n", "                flat.copy_(parameter.grad)\n",
+        DP, "head.norm.weight", "missing sum",
+    ),
+    Fault(
+        "a later micro-batch's shard is dropped", STORE,
+        "            self._reduced.add_(arrived)\n", "            pass\n",
+        ZERO[2], "head.weight", "missing sum",
+    ),
+    Fault(
+        "gradients are kept after the update", STORE,
+        "        self._sealed = False\n        if self._reduced is not None:\n            self.allocator.release",
+        "        return\n        if self._reduced is not None:\n            self.allocator.release",
+        ZERO[1],
+    ),
+    Fault(
+        "shards in mirrored order", "plan/buckets.py",
+        "        return min(place * block, self.numel), min((place + 1) * block, self.numel)",
+        "        place = ways - 1 - place\n        return min(place * block, self.numel), min((place + 1) * block, self.numel)",
+        ZERO[1], "head.weight",
+    ),
+    Fault(
+        "norm gains decay", "plan/buckets.py",
+        "decay_stop = offset if owner.tensor.decays else decay_stop", "decay_stop = offset",
+        DP, "layers.0.attention_norm.weight",
+    ),
+    Fault(
+        "bias correction one step ahead", "optim/update.py",
+        "[run.step for run, _ in chosen],", "[run.step.add_(1) for run, _ in chosen],",
+        DP, "embedding.weight",
+    ),
+    # ------------------------------------------------------------------ collectives
+    Fault(
+        "a reduce-scatter forgets the third rank", "comm/operations.py",
+        "for part in parts[2:]:", "for part in parts[3:]:",
+        runs({"dp": 3}, micro=2, parallel={"zero": 1}), "head.weight", "missing sum",
+    ),
+    Fault(
+        "an all-gather that is counted as a chunk", "comm/operations.py",
+        "_record(over, Operation.ALL_GATHER, phase, whole)", "_record(over, Operation.ALL_GATHER, phase, whole[:1])",
+        ZERO[3], ledger=True,
+    ),
+    # ------------------------------------------------------------------ lowering
+    Fault(
+        "copies of a shard are not summed", TAIL,
+        "        if hybrid is not None and bucket", "        if False and hybrid is not None and bucket",
+        runs({"dp": 4}, parallel={"zero": 1, "zero_shard_within": 2}), "head.weight", "missing sum", program="copy",
+    ),
+    Fault(
+        "a tied bucket is summed on one stage only", TAIL,
+        "        if bucket.tied and len(bucket.units) == 1:", "        if False:",
+        runs({"dp": 1, "pp": 2}, micro=2, model=TIED), "embedding.weight", "missing sum", program="tied",
+    ),
+    Fault(
+        "updated parameters are not published", TAIL,
+        "    if plan.sharding.stage in (1, 2) and", "    if plan.sharding.stage in (2,) and",
+        ZERO[1], "embedding.weight",
+    ),
+    Fault(
+        "receives posted last first", BORDERS,
+        "            self._due[peer].reverse()\n", "",
+        PIPE, "layers.1",
+    ),
+    Fault(
+        "a received value is not waited for", BORDERS,
+        "            out.wait(self._posted[needed])\n", "            pass\n",
+        PIPE, program="value",
+    ),
+    Fault(
+        "recomputation reads parameters that were released", COMPUTES,
+        "needs_weights=action.op is not Op.WEIGHT and", "needs_weights=action.op not in (Op.WEIGHT, Op.RECOMPUTE) and",
+        runs({"dp": 2}, micro=2, parallel={"zero": 3, "recompute": "full"}), program="parameters",
+    ),
+    Fault(
+        "a forward keeps the graph that will be made again", COMPUTES,
+        "keep=train and not _recomputed(plan, unit)", "keep=train",
+        runs({"dp": 1}, micro=12, parallel={"recompute": "full"}), program="graph",
+    ),
+    Fault(
+        "summed after the first writer instead of the last", GRADIENTS,
+        "if self._last_writer[self._turn(bucket, compute)] != compute.index:", "if bucket in self._pending:",
+        DP, program="sum",
+    ),
+    Fault(
+        "written while it travels", GRADIENTS,
+        "            if bucket in self._pending:\n                out.wait(self._pending.pop(bucket))\n",
+        "            self._pending.pop(bucket, None)\n",
+        runs({"dp": 2}, micro=2, model=TIED, parallel={"zero": 2}), program="gradient",
+    ),
+    Fault(
+        "used before it is gathered", PARAMETERS,
+        "            out.wait(self._gathering.pop(bucket, -1))\n", "            self._gathering.pop(bucket, -1)\n",
+        ZERO[3], program="parameters",
+    ),
+    Fault(
+        "released although the next unit reads it", PARAMETERS,
+        "sorted(self._whole.difference(needed))", "sorted(self._whole)",
+        runs({"dp": 2}, micro=2, parallel={"zero": 3}, model=TIED),
+    ),
+    Fault(
+        "the last sum is not waited for", LISTING,
+        "        for index in [i for i in self._open if not ops or self.actions[i].op in ops]:",
+        "        for index in [i for i in self._open if not ops or self.actions[i].op in ops][:-1]:",
+        DP, program="sum",
+    ),
+    # ------------------------------------------------------------------ a split backward
+    Fault(
+        "a split backward loses the gains", SPLIT,
+        "            parameter.grad = gradient\n", "            parameter.grad = None\n",
+        runs({"dp": 1, "pp": 2}, micro=2, parallel={"schedule": "zb-h1"}), "head.norm.weight", "not written",
+    ),
+    Fault(
+        "a split backward keeps the gradients of the gains in place as well", SPLIT,
+        "                parameter.grad = None\n", "                pass\n",
+        runs({"dp": 1, "pp": 2}, micro=2, parallel={"schedule": "zb-h1"}), "head.norm.weight",
+    ),
+    # ------------------------------------------------------------------ tensor
+    Fault(
+        "gains under sequence parallel are not summed", DECLARED,
+        "if LogicalAxis.HEAD_DIM in axes or (plan.execution.sequence and axes <= _OF_THE_STREAM):",
+        "if LogicalAxis.HEAD_DIM in axes:",
+        runs({"dp": 1, "tp": 2}, micro=4), "head.norm.weight",
+    ),
+    Fault(
+        "copied key heads are not summed", DECLARED,
+        "return (GroupName.KV_COPY,) if kv_copies(plan.degrees, plan.arch) > 1 else ()", "return ()",
+        runs({"dp": 1, "tp": 4}, micro=4), "layers.1.attention.value.weight", "missing sum",
+    ),
+    Fault(
+        "dropout of the first rank's tokens everywhere", TENSOR,
+        "rows.token_keys.chunk(plan.degrees.tp)[at.tp]", "rows.token_keys.chunk(plan.degrees.tp)[0]",
+        runs({"dp": 1, "tp": 2}, micro=4, model={"dropout": 0.25}), "embedding",
+    ),
+    Fault(
+        "a bias added by every tensor rank", TENSOR,
+        "return y_ND if self.bias is None else y_ND + self.bias", "return y_ND if self.bias is None else y_ND",
+        runs({"dp": 1, "tp": 2}, micro=4, model={"family": "gpt2"}),
+    ),
+]  # fmt: skip
+FEW = ("a missing sum", "written while it travels", "shards in mirrored order")
