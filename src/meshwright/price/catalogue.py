@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from meshwright.config.errors import RequestError
 from meshwright.config.load import read_tables
@@ -129,4 +129,4 @@ def _number(name: str, value: Any, least: float = 0.0) -> float:
 def _unknown(shown: str, name: str, known: Iterable[str], prefix: str) -> RequestError:
     every = list(known)
     near = difflib.get_close_matches(name, every, n=2, cutoff=0.4) or every[:4]
-    return RequestError(shown, "is no key of a cluster file", [prefix + cast(str, each) for each in near])
+    return RequestError(shown, "is no key of a cluster file", [prefix + each for each in near])

@@ -50,7 +50,7 @@ class Following(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`matrix_flops`: dense products a second by dtype, as on the data sheet; `matrix_share`: achieved by large ones alone."""
+    """`matrix_flops`: dense products a second by dtype, as on the data sheet; `matrix_share`: their achieved part."""
 
     name: str
     generation: str

@@ -102,7 +102,8 @@ def product_times(target: Target, layouts: Layouts, product: Product, tokens: Ar
     """Forward, gradient of the input, gradient of the weight."""
     shapes, processors = target.shapes, target.cluster.device.processors
     rate = target.product_rate
-    n, k, m, count = np.full_like(tokens, product.n), np.full_like(tokens, product.k), tokens, 1.0
+    n, k, m = np.full_like(tokens, product.n), np.full_like(tokens, product.k), tokens
+    count = np.ones_like(tokens)
     if product.experts == shapes.experts and product.experts > 1:
         # Even routing: rows of one expert, whole tiles of 64.
         m = np.ceil(tokens * shapes.active * layouts.ep / shapes.experts / 64) * 64
@@ -141,10 +142,15 @@ def _unfused(target: Target, layouts: Layouts, heads: Array) -> tuple[Array, Arr
     shapes, values, sequence = target.shapes, target.values, float(target.sequence)
     rate, processors = target.wide_rate * values["attention.batched"], target.cluster.device.processors
     count, rows = layouts.micro * heads, sequence / layouts.cp
-    forward = sum(
-        product_seconds(values, rate, processors, rows, *dims, count, ramp="attention.ramp_k")
-        for dims in ((sequence, shapes.score_dim), (shapes.value_dim, sequence))
+    sizes = (
+        rows,
+        np.full_like(rows, sequence),
+        np.full_like(rows, shapes.score_dim),
+        np.full_like(rows, shapes.value_dim),
     )
+    m, keys, score, value = sizes
+    forward = product_seconds(values, rate, processors, m, keys, score, count, ramp="attention.ramp_k")
+    forward = forward + product_seconds(values, rate, processors, m, value, keys, count, ramp="attention.ramp_k")
     scores = count * rows * sequence / target.memory_rate
     bias = 2.0 * shapes.alibi
     return (

@@ -66,7 +66,7 @@ _TABLE = (
     Constant("attention.ramp_tokens", 512, Kind.PRIOR, "sequence at which half the rate is reached"),
     Constant("attention.backward", 0.75, Kind.MEASURED, "rate of backward to forward; arXiv:2307.08691, fig. 5-6"),
     Constant("attention.batched", 0.70, Kind.PRIOR, "batched products of unfused attention against large ones"),
-    Constant("attention.ramp_k", 256, Kind.PRIOR, "inner dimension lost to filling a tile, where batches keep two in flight"),
+    Constant("attention.ramp_k", 256, Kind.PRIOR, "the same of batches of small products"),
     Constant("attention.score_bytes.forward", 13, Kind.PRIOR, "scale, mask, softmax, dropout: reads and writes"),
     Constant("attention.score_bytes.backward", 19, Kind.PRIOR, "the same backward"),
     # Products of any shape.
@@ -78,7 +78,7 @@ _TABLE = (
     Constant("matrix.grouped", 0.85, Kind.PRIOR, "grouped products of experts against one product"),
     # Memory traffic.
     Constant("memory.share", 0.80, Kind.MEASURED, "streaming kernels reach 0.8-0.9 of the data sheet"),
-    Constant("elementwise.stream", 22, Kind.PRIOR, "forward bytes an element of the stream: two norms, two bias-dropout-adds"),
+    Constant("elementwise.stream", 22, Kind.PRIOR, "forward bytes an element: two norms, two bias-dropout-adds"),
     Constant("elementwise.heads.fused", 16, Kind.PRIOR, "the same of copies around fused attention: q, k, v, output"),
     Constant("elementwise.heads.unfused", 6, Kind.PRIOR, "the same around batched products, which read strided views"),
     Constant("elementwise.eager", 1.7, Kind.FITTED, f"{_RUNS}: traffic of unfused elementwise kernels over fused"),
@@ -92,12 +92,12 @@ _TABLE = (
     # The host.
     Constant("host.fused", 0.9e-3, Kind.PRIOR, "launches of one block, forward and backward, seconds"),
     Constant("host.legacy", 0.7e-3, Kind.PRIOR, "the same for the few large kernels of 2020"),
-    Constant("host.eager", 4.9e-3, Kind.MEASURED, "blocks of unfused kernels launched from Python: visible at micro-batch 1"),
+    Constant("host.eager", 4.9e-3, Kind.MEASURED, "unfused kernels launched from Python: shows at micro-batch 1"),
     Constant("host.experts", 0.0094, Kind.FITTED, f"{_RUNS}: dropless routing synchronises with the host"),
     Constant("host.grace", 0.64, Kind.PRIOR, "the same on a Grace host"),
     Constant("host.graphs", 0.43, Kind.PRIOR, "the same where releases from 26.06 capture graphs (NVL72 only)"),
     # Links.
-    Constant("link.node", 0.78, Kind.MEASURED, "ring bus bandwidth over NVLink: 235 of 300, 365 of 450, 682 of 900 GB/s"),
+    Constant("link.node", 0.78, Kind.MEASURED, "ring bus bandwidth of NVLink: 235 of 300, 365 of 450 GB/s"),
     Constant("link.network", 0.70, Kind.PRIOR, "bus bandwidth under training load; idle fabrics reach 0.9"),
     Constant("link.call_s", 12e-6, Kind.MEASURED, "one collective call; NCCL graph/tuning.cc base 8-14 us"),
     Constant("link.hop.node_s", 3.4e-6, Kind.MEASURED, "NCCL graph/tuning.cc, ring, Simple, NVLink"),
@@ -113,9 +113,9 @@ _TABLE = (
     Constant("memory.slack", 1.03, Kind.MEASURED, "reserved over allocated: median 1.026 of eight published pairs"),
     Constant("memory.flat", 0.75, Kind.PRIOR, "flat copies of legacy sharded optimizers, in gradients"),
     Constant("memory.working", 1.35, Kind.PRIOR, "a recomputed block's working set, gradients of activations among it"),
-    Constant("memory.logits.plain", 12, Kind.MEASURED, "bytes a logit: 16-bit, float32 log-probabilities, two gradients"),
+    Constant("memory.logits.plain", 12, Kind.MEASURED, "a logit, its float32 log-probability, two gradients"),
     Constant("memory.logits.fused", 8, Kind.PRIOR, "the same where the loss works in place"),
-    Constant("memory.context_bytes", 2.0e9, Kind.MEASURED, "CUDA context and libraries: 0.5-1 GB, and their workspaces"),
+    Constant("memory.context_bytes", 2.0e9, Kind.MEASURED, "CUDA context 0.5-1 GB, libraries and workspaces"),
     Constant("memory.communicator_bytes", 0.6e9, Kind.PRIOR, "channel buffers of one kind of group"),
 )  # fmt: skip
 

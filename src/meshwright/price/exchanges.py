@@ -48,7 +48,7 @@ def _tensor(target: Target, layouts: Layouts, tokens: Array) -> tuple[Array, Arr
     stream = tokens * target.shapes.hidden * target.stored
     pair = np.where(layouts.sequence > 0, 2 * group.gather(stream), group.all_reduce(stream))
     again = np.where(layouts.sequence > 0, group.gather(stream), 0.0)
-    chunked = (layouts.asynchronous > 0) | _user_buffers(target, layouts)
+    chunked = np.logical_or(layouts.asynchronous > 0, _user_buffers(target, layouts) > 0)
     shown = np.where(chunked, 1 - target.values["overlap.tensor"], 1.0)
     return 2 * pair * shown, (2 * pair + again) * shown, pair
 
@@ -56,7 +56,7 @@ def _tensor(target: Target, layouts: Layouts, tokens: Array) -> tuple[Array, Arr
 def _user_buffers(target: Target, layouts: Layouts) -> Array:
     """Stacks of the newest fused kernels overlap tensor collectives by themselves under sequence parallel."""
     newest = target.cluster.software.attention is Attention.FLASH3 and not target.eager and not target.legacy
-    return np.asarray(newest & (layouts.sequence > 0))
+    return np.asarray(newest * (layouts.sequence > 0), dtype=np.float64)
 
 
 def _context(target: Target, layouts: Layouts, tokens: Array) -> tuple[Array, Array]:

@@ -37,19 +37,19 @@ class Figure:
 FIGURES: Mapping[str, Figure] = {
     "memory.parameters": Figure("2Ψ bytes in 16 bits; ZeRO-3: 2Ψ/(d·e·c); its gathered units are buffers", _ZERO),
     "memory.gradients": Figure(
-        "w·Ψ bytes, w = bytes of precision.reduce; w·Ψ/(d·e·c) under ZeRO-3, and under ZeRO-2 unless gradients are "
+        "w·Ψ bytes, w = bytes of precision.reduce; w·Ψ/(d·e·c) under ZeRO-3, and under ZeRO-2 unless they are "
         "accumulated over micro-batches (usual trainers; the literal program scatters each micro-batch's)",
         _ZERO, ("memory.flat",)),
     "memory.optimizer": Figure("AdamW: 2·4Ψ bytes of moments; from ZeRO-1 on 8Ψ/(d·e·c)", _ZERO),
     "memory.master": Figure("4Ψ bytes where precision.master is wider; from ZeRO-1 on 4Ψ/(d·e·c)", _ZERO),
     "memory.activations": Figure(
-        "blocks of the stage x micro-batches in flight x bytes a block.  A block keeps per micro-batch sbh(34 - masks)/t "
+        "blocks of the stage x micro-batches in flight x bytes a block.  A block keeps sbh(34 - masks)/t "
         "(GELU, 4h) or its table of saved tensors; +5as²b/t with unfused attention; 2sbh[/t] where it is recomputed, "
         "then once a block's working set.  In flight: 1F1B p - i on stage i (the first stage holds p: its activations "
         "do not fall with p), interleaved p(1 + (p-1)/(pv)), gpipe m",
         _KORTHIKANTI, ("memory.working",)),
     "memory.logits": Figure(
-        "k·s·b·V/(t·c) bytes on the last stage only, k bytes a logit", "float32 cross entropy, counted tensor by tensor",
+        "k·s·b·V/(t·c) bytes on the last stage only, k bytes a logit", "float32 cross entropy, counted",
         ("memory.logits.plain", "memory.logits.fused")),
     "memory.buffers": Figure(
         "ZeRO-3: 2 of the largest unit and one block, gathered (2 bytes an element); a unit's own gradients; "
@@ -59,7 +59,7 @@ FIGURES: Mapping[str, Figure] = {
     "memory.reserved": Figure("peak x slack of the caching allocator", "published pairs", ("memory.slack",)),
     "memory.device": Figure("reserved + contexts and libraries + a buffer a kind of communicator", "ml-engineering",
                             ("memory.context_bytes", "memory.communicator_bytes")),
-    "time.step_seconds": Figure("pipeline + exposed sums and gathers + optimizer", "sum of the parts",
+    "time.step_seconds": Figure("pipeline + exposed sums and gathers + optimizer", "parts",
                                 ("straggler",)),
     "time.compute": Figure(
         "m x (blocks x (forward + backward [+ forward again]) + embedding + head) on the stage that works longest.  "
@@ -67,7 +67,7 @@ FIGURES: Mapping[str, Figure] = {
         "4sbh·keys/t FLOPs at its kernel's share; elementwise: bytes over memory bandwidth",
         "constants below; the device's file",
         ("matrix.wave", "matrix.ramp_k", "attention.ramp_tokens", "elementwise.stream", "memory.share", "clock.power")),
-    "time.tp": Figure("2 all-reduces of 2sbh bytes a pass and block: 2(t-1)/t·S/B + latency; or 2 gathers and 2 scatters, "
+    "time.tp": Figure("2 all-reduces of 2sbh bytes a pass and block: 2(t-1)/t·S/B + latency; or 2 gathers, 2 scatters, "
                       "backward one gather more (sequence parallel)", f"arXiv:1909.08053, {_KORTHIKANTI}; {_NCCL}",
                       ("link.node", "link.call_s", "overlap.tensor")),
     "time.cp": Figure("(c-1) x max(hop - core, latency) forward, twice the bytes backward; a hop sends keys and values",
@@ -75,22 +75,22 @@ FIGURES: Mapping[str, Figure] = {
     "time.ep": Figure("4 all-to-alls of 2·k·b·s·h bytes a block and step; across nodes (N-1)(1-(1-1/N)^k)/k of it",
                       "arXiv:2412.19437, section 3.2", ("overlap.experts", "overlap.experts.graphs")),
     "time.dp": Figure("gradient sums and parameter gathers that no backward or forward hides: ZeRO-0 2(d-1)/d·wΨ/B, "
-                      "ZeRO-1, 2 the same as scatter and gather, ZeRO-3 three of 2Ψ every micro-batch", f"{_ZERO}; {_NCCL}",
+                      "ZeRO-1, 2 scatter and gather, ZeRO-3 three of 2Ψ a micro-batch", f"{_ZERO}; {_NCCL}",
                       ("overlap.reduce", "overlap.slow", "link.network")),
-    "time.pp": Figure("messages of 2sbh[/t] bytes that computation does not hide: up to 2 a micro-batch and chunk", _NARAYANAN,
+    "time.pp": Figure("messages of 2sbh[/t] bytes that nothing hides: 2 a micro-batch and chunk", _NARAYANAN,
                       ("overlap.border",)),
-    "time.bubble": Figure("pipeline less work: (p-1)/m of the work for gpipe and 1F1B, (p-1)/(vm) interleaved; more where "
-                          "stages are uneven: the slowest one sets the pace", _NARAYANAN),
+    "time.bubble": Figure("pipeline less work: (p-1)/m of the work for gpipe and 1F1B, (p-1)/(vm) interleaved; more "
+                          "where stages are uneven: the slowest one sets the pace", _NARAYANAN),
     "time.optimizer": Figure("bytes of the own shard and a pass over all gradients, over memory bandwidth", "counted",
                              ("optimizer.bytes",)),
     "time.other": Figure("launches that the device waits for, and the slowest node of all", "counted",
                          ("host.fused", "host.legacy", "host.eager", "host.experts", "straggler")),
-    "time.mfu": Figure("model FLOPs (6 x matmul parameters + causal attention, a token) / (step x N x peak)", "contract"),
+    "time.mfu": Figure("model FLOPs (6 x matmul parameters + causal attention) / (step x N x peak)", "contract"),
     "flops.model_per_step": Figure("(6 x matmul parameters + 6Lsh_a) x tokens: causal half of attention, look-up out",
                                    "contract; arXiv:2205.05198, appendix A"),
-    "flops.model_full_attention_per_step": Figure("(6 x matmul parameters + 12Lsh_a) x tokens", "as older papers count"),
+    "flops.model_full_attention_per_step": Figure("(6 x matmul parameters + 12Lsh_a) x tokens", "older papers"),
     "flops.hardware_per_step": Figure("model FLOPs and the forward that recomputation repeats", "contract"),
-    "traffic": Figure("calls x payload of the step program; sent: all-reduce 2(n-1)/n, gather, scatter and all-to-all "
+    "traffic": Figure("calls x payload of the step program; sent: all-reduce 2(n-1)/n, gather, scatter, all-to-all "
                       "(n-1)/n of it, a send all", _NCCL),
 }  # fmt: skip
 

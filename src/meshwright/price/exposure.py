@@ -32,25 +32,26 @@ def step_exposed(
     if target.cluster.software.following is Following.LITERAL:
         return _literal(target, layouts, replica, stages, units, behind)
     share, exposed, slack = target.values["overlap.reduce"], np.zeros_like(behind), np.zeros_like(behind)
-    for sums, gathers, own in zip(replica.sums, replica.gathers, (stages.first, stages.inner, stages.last), strict=True):
+    for sums, gathers, own in zip(
+        replica.sums, replica.gathers, (stages.first, stages.inner, stages.last), strict=True
+    ):
         left = sums - share * np.minimum(sums, 0.8 * own[1]) + gathers - share * np.minimum(gathers, 0.8 * own[0])
         exposed = np.maximum(exposed, left - slack)
         slack = slack + np.where(layouts.pp > 1, own[1] / layouts.chunks, 0.0)
     return np.asarray(exposed + replica.closing)
 
 
-def _literal(
-    target: Target, layouts: Layouts, replica: Replicas, stages: Stages, units: Units, behind: Array
-) -> Array:
+def _literal(target: Target, layouts: Layouts, replica: Replicas, stages: Stages, units: Units, behind: Array) -> Array:
     slow = target.values["overlap.slow"]
     lone, exposed, slack = layouts.pp == 1, np.zeros_like(behind), np.zeros_like(behind)
     started = (np.where(lone, units.head_backward, behind), behind, units.head_backward)
     blocks = (layouts.first, layouts.most, layouts.last)
+    chain = layouts.first + np.where(lone, 0.0, layouts.last + layouts.inner)
     tails = _tails(replica, units)
     for place, own in enumerate((stages.first, stages.inner, stages.last)):
         sums, window = replica.sums[place], own[1] / layouts.chunks - started[place]
-        slowed = slow * blocks[place] / layouts.chunks * np.minimum(replica.block.sum, behind)
-        late = np.maximum(sums - np.maximum(window + slowed, 0.0), tails[place]) + slowed
+        slowed = slow * np.minimum(replica.block.sum, behind) / layouts.chunks  # a block of the last micro-batch
+        late = np.maximum(sums - np.maximum(window + blocks[place] * slowed, 0.0), tails[place]) + chain * slowed
         exposed = np.maximum(exposed, late - slack)
         slack = slack + np.where(lone, np.inf, own[1] / layouts.chunks)
     # Updates and gathers of updated parameters take turns; each overlaps the other's next.

@@ -50,7 +50,7 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "master", "activations", "
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes a token that a mean block keeps: on the residual stream, of gathered inputs, inside the cut, of the core."""
+    """Bytes a token that a mean block keeps: on the stream, of gathered inputs, inside the cut, of the router."""
 
     stream: float
     gathered: float
@@ -101,7 +101,7 @@ def _cut(name: str) -> str:
 def memories(target: Target, layouts: Layouts, held: Weights) -> Memory:
     """The memory of every layout."""
     columns = [_stage(target, layouts, held, stage) for stage in range(3)]
-    peaks = [sum(column.values()) for column in columns]
+    peaks = [np.sum(np.stack(list(column.values())), axis=0) for column in columns]
     peaks[1] = np.where(layouts.pp > 2, peaks[1], 0.0)
     peaks[2] = np.where(layouts.pp > 1, peaks[2], 0.0)
     fullest = np.argmax(np.stack(peaks), axis=0)
@@ -122,12 +122,17 @@ def _stage(target: Target, layouts: Layouts, held: Weights, stage: int) -> dict[
     outer_first = (stage == 0) * np.ones_like(blocks)
     outer_last = np.where((stage == 2) | ((layouts.pp == 1) & (stage == 0)), 1.0, 0.0)
     out = _states(target, layouts, held, stage)
+    largest = np.maximum(
+        held.block_dense + held.block_routed, np.maximum(outer_first * held.embedding, outer_last * held.head)
+    )
     place = (np.zeros_like(blocks), np.ones_like(blocks), layouts.pp - 1)[stage]
     flight = in_flight(layouts, place)
     tokens = layouts.micro * target.sequence / layouts.cp
     out["activations"] = _activations(target, layouts, tokens, blocks, flight)
-    out["logits"] = outer_last * _logits(target, layouts, tokens)
-    out["buffers"] = _buffers(target, layouts, held, tokens, outer_first, outer_last)
+    if target.cluster.software.following is Following.LITERAL:
+        out["gradients"] = _appearing(target, layouts, out, flight, largest)
+    out["logits"] = outer_last * _logits(target, layouts, tokens, flight)
+    out["buffers"] = _buffers(target, layouts, held, tokens, largest)
     return out
 
 
@@ -206,20 +211,27 @@ def _bytes(table: Kept, tokens: Array, layouts: Layouts, inputs: Array) -> Array
     return np.asarray(tokens * each)
 
 
-def _logits(target: Target, layouts: Layouts, tokens: Array) -> Array:
-    """16-bit logits, their float32 copy, and its gradient: a micro-batch at a time."""
+def _logits(target: Target, layouts: Layouts, tokens: Array, flight: Array) -> Array:
+    """16-bit logits, their float32 copy, and its gradient; further micro-batches in flight keep log-probabilities."""
     loss = "memory.logits.fused" if target.fused_loss else "memory.logits.plain"
     each = target.values[loss] if target.stored < 4 else 3 * target.stored
-    return np.asarray(tokens * target.shapes.vocab / layouts.tp * each)
+    kept = each + 4 * np.maximum(flight - 1, 0.0)
+    return np.asarray(tokens * target.shapes.vocab / layouts.tp * kept)
 
 
-def _buffers(
-    target: Target, layouts: Layouts, held: Weights, tokens: Array, outer_first: Array, outer_last: Array
-) -> Array:
+def _appearing(target: Target, layouts: Layouts, out: dict[str, Array], flight: Array, largest: Array) -> Array:
+    """Gradients of the literal program when most is live: buckets appear in the first backward, which frees the
+    activations of a micro-batch meanwhile; a unit's stands whole beside the shards of ZeRO-2 and 3."""
+    gradients = out["gradients"] + np.where(layouts.zero >= 2, largest, 0.0) * target.precision.reduce.num_bytes
+    refilled = layouts.accumulation > flight
+    freed = out["activations"] / np.maximum(flight, 1.0)
+    return np.asarray(np.where(refilled, gradients, np.maximum(gradients - freed, 0.0)))
+
+
+def _buffers(target: Target, layouts: Layouts, held: Weights, tokens: Array, largest: Array) -> Array:
     """Gathered units, gradients of a unit on their way into the sum, and messages."""
     stored, zero = target.stored, layouts.zero
     block = held.block_dense + held.block_routed
-    largest = np.maximum(block, np.maximum(outer_first * held.embedding, outer_last * held.head))
     gathered = np.where((zero == 3) & (layouts.reshard > 0), (2 * largest + block) * stored, 0.0)
     own = largest * stored
     stream = np.where(layouts.sequence > 0, layouts.tp, 1.0)

@@ -79,7 +79,7 @@ class Price:
         """Whether memory is the fold of the program itself."""
         plan = self.plan
         literal = self.cluster.software.following is Following.LITERAL
-        known = plan.degrees.cp == plan.degrees.ep == 1 and plan.arch.experts is None
+        known = plan.degrees.tp == plan.degrees.cp == plan.degrees.ep == 1 and plan.arch.experts is None
         return literal and known and plan.accumulation * plan.arch.num_units <= _FOLDED
 
     @cached_property

@@ -4,7 +4,8 @@ One micro-batch costs stage i  f_i forward and b_i backward; a message between n
 differ from those between them; the fullest of the inner ones stands for all that it bounds.
 
 1F1B: stage s starts after the stages before it, works through m micro-batches, and waits twice for what lies behind
-it, less the work it has meanwhile (once where all forwards come first); or it is paced by round trips, p - s micro-batches each:
+it, less the work it has meanwhile (once where all forwards come first); or
+round trips pace it, p - s micro-batches each:
 
     work     sum_{i<s} (f_i + b_i + 2c) + m (f_s + b_s) + [R - (p-1-s) f_s]+ + [R - (p-1-s) b_s]+
     rounds   sum_{i<s} (f_i + b_i + 2c) + (q + 1) (f_s + b_s + R) + r (f_s + b_s)     m - 1 = q (p - s) + r
@@ -70,9 +71,7 @@ def pipeline_seconds(
     return np.asarray(out)
 
 
-def _one_f_one_b(
-    p: Array, m: Array, stages: Stages, message: Array, shown: Array, hoisted: Array | float
-) -> Array:
+def _one_f_one_b(p: Array, m: Array, stages: Stages, message: Array, shown: Array, hoisted: Array | float) -> Array:
     """The largest bound over the first stage, the first inner one and the last."""
     total = stages.whole[0] + stages.whole[1]
     first, inner, last = sum(stages.first), sum(stages.inner), sum(stages.last)

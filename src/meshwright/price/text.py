@@ -37,7 +37,8 @@ def table(price: Price) -> Iterator[str]:
 
 def _time(price: Price) -> Iterator[str]:
     step, spread = price.step_seconds, price.spread
-    yield f"time of a step  {_seconds(step)}   (between {_seconds(step * (1 - spread))} and {_seconds(step * (1 + spread))})"
+    low, high = _seconds(step * (1 - spread)), _seconds(step * (1 + spread))
+    yield f"time of a step  {_seconds(step)}   (between {low} and {high})"
     for name, seconds in sorted(price.parts.items(), key=lambda part: -part[1]):
         if abs(seconds) > step * 5e-4:
             yield f"  {_WORDS[name]:<32} {_seconds(seconds):>9}  {100 * seconds / step:5.1f} %"
@@ -49,13 +50,14 @@ def _time(price: Price) -> Iterator[str]:
         "hardware FLOPs, causal, with recomputation": flops["hardware_per_step"],
     }
     for name, total in rates.items():
-        yield f"  {name:<44} {total / step / ranks / 1e12:8.1f} TFLOP/s a device"
+        yield f"  {name:<44} {_rate(total / step / ranks)} a device"
     if price.mfu is not None:
         yield f"  {'MFU (model FLOPs, causal attention)':<44} {100 * price.mfu:8.1f} %"
     tokens = price.plan.batch.sequences * price.plan.data.sequence_length
     yield f"  {'tokens a second':<44} {tokens / step:8.0f}, {tokens / step / ranks:.0f} a device"
     if price.dollars_per_step:
-        yield f"  {'price of a step, of 10^9 tokens':<44} {price.dollars_per_step:8.2f}, {price.dollars_per_step / tokens * 1e9:.0f} dollars"
+        dollars = price.dollars_per_step
+        yield f"  {'price of a step, of 10^9 tokens':<44} {dollars:8.2f}, {dollars / tokens * 1e9:.0f} dollars"
 
 
 def _memory(price: Price) -> Iterator[str]:
@@ -73,15 +75,19 @@ def _memory(price: Price) -> Iterator[str]:
 
 def _traffic(price: Price) -> Iterator[str]:
     yield f"traffic of rank {price.rank} in a step"
-    rows = [("group", "ranks", "operation", "phase", "calls", "payload", "sent")]
+    cells = [("group", "ranks", "operation", "phase", "calls", "payload", "sent")]
     for row in price.traffic:
-        rows.append((row.group.value, str(row.ranks), row.operation.value, row.phase.value, str(row.calls),
-                     _bytes(row.payload_bytes), _bytes(row.sent_bytes)))  # fmt: skip
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        left = "  ".join(cell.ljust(width) for cell, width in zip(row[:4], widths[:4], strict=True))
-        right = "  ".join(cell.rjust(width) for cell, width in zip(row[4:], widths[4:], strict=True))
+        names = row.group.value, str(row.ranks), row.operation.value, row.phase.value
+        cells.append((*names, str(row.calls), _bytes(row.payload_bytes), _bytes(row.sent_bytes)))
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    for line in cells:
+        left = "  ".join(cell.ljust(width) for cell, width in zip(line[:4], widths[:4], strict=True))
+        right = "  ".join(cell.rjust(width) for cell, width in zip(line[4:], widths[4:], strict=True))
         yield f"  {left}  {right}"
+
+
+def _rate(flops: float) -> str:
+    return f"{flops / 1e12:8.1f} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:8.1f} GFLOP/s"
 
 
 def _bytes(size: float) -> str:

@@ -46,11 +46,18 @@ def _shortened(plan: Plan, accumulation: int) -> Plan:
 
 
 def _extended(fewer: Row, more: Row, steps: int) -> Row:
-    def sum_of(name: str) -> int:
-        low, high = getattr(fewer, name), getattr(more, name)
-        return int(low + steps * (high - low))
+    """A row of `steps` more rounds than `fewer`; `more` has one."""
 
-    return replace(fewer, **{name: sum_of(name) for name in ("calls", "payload_bytes", "sent_bytes", "wire_bytes")})
+    def after(low: int, high: int) -> int:
+        return low + steps * (high - low)
+
+    return replace(
+        fewer,
+        calls=after(fewer.calls, more.calls),
+        payload_bytes=after(fewer.payload_bytes, more.payload_bytes),
+        sent_bytes=after(fewer.sent_bytes, more.sent_bytes),
+        wire_bytes=after(fewer.wire_bytes, more.wire_bytes),
+    )
 
 
 def _declared(plan: Plan, rank: int, transport: Transport) -> Iterator[Row]:

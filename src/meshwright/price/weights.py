@@ -18,7 +18,7 @@ _CUT = {LogicalAxis.HEADS, LogicalAxis.FFN, LogicalAxis.EXPERT_FFN, LogicalAxis.
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Elements of a mean block or an outer unit: cut over tp, cut as key/value heads, whole, of experts (over tp, ep)."""
+    """Elements of a mean block or an outer unit: cut over tp, as key/value heads, whole, of experts (over tp, ep)."""
 
     cut: float
     kv: float
