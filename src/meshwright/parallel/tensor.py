@@ -50,7 +50,7 @@ class TensorAxis:
     def products(self, x_ND: Tensor, linears: Sequence[nn.Linear]) -> Sequence[Tensor]:
         """`model.products.Products`, column-parallel."""
         weights = [linear.weight for linear in linears]
-        biases = [bias for linear in linears if (bias := _bias(linear)) is not None]
+        biases = [bias for bias in map(_bias, linears) if bias is not None]
         if self.direct is not None:
             return direct_column(x_ND, weights, biases, self.group, self.sequence, self.direct)
         return column_product(x_ND, weights, biases, self.group, self.sequence)

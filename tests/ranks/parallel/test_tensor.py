@@ -11,12 +11,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.arch.arch import Activation, Arch, Norm
+from meshwright.arch.parameters import tensors
 from meshwright.checkpoint.held import gradients, parameters
 from meshwright.comm.exchange import Held
 from meshwright.comm.mesh import Mesh
 from meshwright.config.choices import Recompute
 from meshwright.layout.axes import Degrees
+from meshwright.model import build_decoder, initialise
 from meshwright.parallel.engine import Engine
+from meshwright.parallel.split import WeightProducts
+from meshwright.parallel.tensor import apply_tensor, tensor_axis
 from meshwright.plan.action import Action, Op
 from meshwright.plan.folds.ledger import ledger
 from meshwright.plan.plan import Batch, ContextSplit, Data, Execution, Optimizer, Pipeline, Plan, Sharding, Start
@@ -24,7 +28,7 @@ from meshwright.plan.rules import canonical, check_plan
 from meshwright.plan.stages import balanced
 from meshwright.testing.ranks import run_cases
 from meshwright.verify.batches import global_batches, local_share
-from tests.ranks.parallel.plain import ADAMW, DOUBLE, LENGTH, RATE, SEQUENCES, STEPS, plain_training
+from tests.ranks.parallel.plain import ADAMW, DOUBLE, LENGTH, RATE, SEQUENCES, SGD, STEPS, plain_training
 from tests.ranks.parallel.running import Ran, check_parity
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -55,6 +59,7 @@ class Case:
     dropout: float = 0.0
     accumulation: int = 1
     recompute: Recompute = Recompute.NONE
+    compile: bool = False
     optimizer: Optimizer = ADAMW
 
     @property
@@ -89,7 +94,7 @@ class Case:
             sharding=Sharding(self.zero),
             pipeline=Pipeline(stages=balanced([1.0] * 2, 0.0, 0.0, self.pp)),
             context=ContextSplit(),
-            execution=Execution(recompute=self.recompute, sequence=self.sequence),
+            execution=Execution(recompute=self.recompute, sequence=self.sequence, compile=self.compile),
         )
         plan = canonical(plan)
         check_plan(plan)
@@ -121,8 +126,6 @@ def whole(plan: Plan, held: Held) -> dict[str, Tensor]:
     mine = [(piece, view.clone()) for piece, view in held.items()]
     parts: list[list[Any]] = [[]] * plan.degrees.ranks
     dist.all_gather_object(parts, mine)
-    from meshwright.arch.parameters import tensors
-
     shapes = {tensor.name: tensor.shape for tensor in tensors(plan.arch)}
     out = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
     for piece, values in (each for part in parts for each in part):
@@ -140,6 +143,8 @@ def equals_one_process(rank: int, case: Case) -> None:
     plan = case.plan
     mesh = Mesh.of(plan).start()
     engine = Engine(plan, mesh)
+    start = whole(plan, parameters(engine))
+    assert all(torch.equal(start[name], values) for name, values in start_values(plan).items())
     ran = train(engine)
     check_parity(ran, plain_training(plan))
     predicted = set(ledger(plan, rank))
@@ -147,7 +152,111 @@ def equals_one_process(rank: int, case: Case) -> None:
     mesh.close()
 
 
+def start_values(plan: Plan) -> dict[str, Tensor]:
+    model = build_decoder(plan.arch, dtype=torch.float64, device="cpu")
+    initialise(model, plan.arch, plan.seed)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+TWO = [
+    Case(tied=True),
+    Case(tied=False, sequence=True, dropout=0.1, optimizer=SGD),
+    Case("qwen2", sequence=True, kv_heads=1),
+    Case("qwen3", kv_heads=2, accumulation=2),
+    Case("mistral", sequence=True, recompute=Recompute.FULL, accumulation=2),
+    Case("gpt2", sequence=True, dropout=0.1),
+    Case("gpt2", kv_heads=1),
+]
+THREE = [Case(tp=3, sequence=True), Case("gpt2", tp=3, sequence=True, kv_heads=1), Case("qwen3", tp=3, kv_heads=3)]
+FOUR = [
+    Case(tp=4, sequence=True, kv_heads=2, dropout=0.1),
+    Case("qwen3", tp=4, kv_heads=1, sequence=True),
+    Case("qwen2", tp=4, kv_heads=2),
+    Case("gpt2", tp=4, kv_heads=2, sequence=True, accumulation=2),
+    *(Case(tp=2, dp=2, zero=zero, sequence=zero % 2 == 1, kv_heads=1, accumulation=2) for zero in range(4)),
+    Case("gpt2", tp=2, dp=2, zero=3, sequence=True, dropout=0.1, recompute=Recompute.FULL),
+    Case("qwen2", tp=2, dp=2, zero=2, kv_heads=2),
+    Case("llama", tp=2, pp=2, sequence=True, tied=True, accumulation=4),
+    Case("gpt2", tp=2, pp=2, accumulation=4, dropout=0.1),
+]
+
+
+@pytest.mark.parametrize(("ranks", "cases"), [(2, TWO), (3, THREE), (4, FOUR)], ids=["2", "3", "4"])
+def test_equals_one_process(ranks: int, cases: list[Case]) -> None:
+    run_cases(equals_one_process, ranks, cases, timeout=110)
+
+
+def everything(tp: int, dp: int) -> list[Case]:
+    """Every legal combination of the axis with its feature, families, key heads, tying, dropout and ZeRO."""
+    heads = 24 if tp == 8 else 12
+    return [
+        Case(family, tp, sequence, dp, zero, kv_heads=kv_heads, heads=heads, tied=tied, dropout=dropout)
+        for family in FAMILIES
+        for sequence in (False, True)
+        for zero in (range(4) if dp > 1 else (0,))
+        for kv_heads in (1, 2, heads)
+        if kv_heads % tp == 0 or tp % kv_heads == 0
+        for tied, dropout in ((False, 0.0), (True, 0.1))
+    ]
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("tp", "dp"), [(2, 1), (3, 1), (4, 1), (8, 1), (2, 2), (3, 2), (4, 2)])
+def test_every_legal_combination_equals_one_process(tp: int, dp: int) -> None:
+    run_cases(equals_one_process, tp * dp, everything(tp, dp), timeout=3500)
+
+
+def ignores_padding(rank: int, case: Case) -> None:
+    """The rows that stand for no token hold 1e4: nothing that is reported changes by a bit."""
+    plan, results = case.plan, []
+    mesh = Mesh.of(plan).start()
+    for filled in (False, True):
+        engine = Engine(plan, mesh)
+        padding = []
+        for store in engine.stores:
+            for segment in store.bucket.segments:
+                box = segment.owner.rectangle(plan.degrees, mesh.coordinates)
+                if box.numel < segment.numel:
+                    padding.append(store.parameters[segment.name][box.extent[0] :])
+        assert len(padding) == (2 if rank == case.tp - 1 else 0)
+        if filled:
+            for rows in padding:
+                rows.data.fill_(1e4)
+        ran = train(engine, 2)
+        results.append((ran.results, ran.gradients))
+    assert results[0][0] == results[1][0]
+    for one, other in zip(results[0][1], results[1][1], strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    mesh.close()
+
+
 @pytest.mark.parametrize("tp", [2, 4])
-def test_equals_one_process(tp: int) -> None:
-    cases = [Case(tp=tp, sequence=sequence, tied=tied) for sequence in (False, True) for tied in (False, True)]
-    run_cases(equals_one_process, tp, cases)
+def test_what_padding_holds_does_not_matter(tp: int) -> None:
+    run_cases(ignores_padding, tp, [Case(tp=tp, sequence=sequence, tied=False) for sequence in (False, True)])
+
+
+def test_compiled_units_equal_one_process() -> None:
+    """Every unit is one graph (a break is an error), and what it sends is counted as ever."""
+    run_cases(equals_one_process, 2, [Case("gpt2", sequence=True, compile=True, dropout=0.1)], timeout=110)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
+def test_compiled_units_of_every_family_equal_one_process() -> None:
+    cases = [Case(family, sequence=sequence, compile=True) for family in FAMILIES for sequence in (False, True)]
+    run_cases(equals_one_process, 2, cases, timeout=890)
+
+
+def test_apply_twice_is_an_error() -> None:
+    run_cases(applied_twice, 2, [Case()])
+
+
+def applied_twice(rank: int, case: Case) -> None:
+    plan = case.plan
+    mesh = Mesh.of(plan).start()
+    engine = Engine(plan, mesh)
+    axis = tensor_axis(plan, mesh.coordinates, "tp", WeightProducts(engine.stores))
+    with pytest.raises(ValueError, match="tensor-parallel already"):
+        apply_tensor([engine.model.layers[0]], axis)
+    mesh.close()
