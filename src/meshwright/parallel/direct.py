@@ -9,15 +9,17 @@ N  tokens      D  hidden      V  vocabulary      I, O  inputs and outputs of a l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from meshwright.model.attention import Attention
 from meshwright.model.decoder import Embedding, Head
 from meshwright.model.loss import IGNORED, loss, share
+from meshwright.model.mlp import MLP, GatedMLP
 from meshwright.model.rows import Rows
 from meshwright.parallel.split import Place, WeightProducts
 
@@ -38,6 +40,8 @@ def apply_direct(units: Iterable[nn.Module], products: WeightProducts) -> None:
                 if "forward" in vars(module):
                     raise ValueError("the linears of this unit have been replaced already")
                 module.forward = _Forward(module, direct)  # type: ignore[assignment]  # of one module
+            elif isinstance(module, Attention | MLP | GatedMLP):
+                module.products = direct.products
             elif isinstance(module, Embedding):
                 module.lookup = direct.look_up
             elif isinstance(module, Head):
@@ -45,18 +49,19 @@ def apply_direct(units: Iterable[nn.Module], products: WeightProducts) -> None:
 
 
 class _Direct:
-    """The three forwards; what is not trained takes the plain one."""
+    """The forwards; what is not trained takes the plain one."""
 
     def __init__(self, products: WeightProducts) -> None:
         self._products = products
 
     def linear(self, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """(N, I) -> (N, O)."""
-        place = self._products.place(weight_OI)
-        if place is None:
-            return nn.functional.linear(x_NI, weight_OI, bias_O)
-        out: Tensor = _Linear.apply(x_NI, weight_OI, bias_O, self._products, place)  # type: ignore[no-untyped-call]
+        (out,) = self._products_of(x_NI, [weight_OI], [bias_O])
         return out
+
+    def products(self, x_ND: Tensor, linears: Sequence[nn.Linear]) -> Sequence[Tensor]:
+        """`model.products.Products`: of one input, so that its gradient adds up in one memory."""
+        return self._products_of(x_ND, [each.weight for each in linears], [each.bias for each in linears])
 
     def look_up(self, tokens_BS: Tensor, rows: Rows, weight_VD: Tensor, positions: Tensor | None) -> Tensor:
         """`model.decoder.Lookup`."""
@@ -72,6 +77,13 @@ class _Direct:
             return loss(self.linear(x_ND, weight_VD), labels_BS, count)
         total: Tensor = _Loss.apply(x_ND, weight_VD, labels_BS.flatten(), self._products, place)  # type: ignore[no-untyped-call]
         return share(total, count)
+
+    def _products_of(self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Sequence[Tensor]:
+        places = [self._products.place(weight) for weight in weights]
+        if None in places:
+            return [nn.functional.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+        out: tuple[Tensor, ...] = _Linears.apply(x, self._products, places, *weights, *biases)  # type: ignore[no-untyped-call]
+        return out
 
     def _rows_of(self, table: Tensor, index: Tensor) -> Tensor:
         place = self._products.place(table)
@@ -91,22 +103,34 @@ class _Forward:
         return self._direct.linear(x_NI, self._linear.weight, self._linear.bias)
 
 
-class _Linear(torch.autograd.Function):
+class _Linears(torch.autograd.Function):
+    """Products of one input: one step of autograd for all of them."""
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, products: WeightProducts, place: Place
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.products, ctx.place = products, place
-        return nn.functional.linear(x, weight, bias)
+        ctx: Any, x: Tensor, products: WeightProducts, places: Sequence[Place], *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        weights, biases = tensors[: len(places)], tensors[len(places) :]
+        ctx.save_for_backward(x, *weights)
+        ctx.products, ctx.places = products, places
+        return tuple(
+            nn.functional.linear(x, weight, bias)
+            for weight, bias in zip(weights, biases, strict=True)
+            if weight is not None
+        )
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
-        x, weight = ctx.saved_tensors
-        ctx.products.add(ctx.place, g, x)
-        dx = torch.mm(g, weight) if ctx.needs_input_grad[0] else None
-        return dx, None, g.sum(0) if ctx.needs_input_grad[2] else None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        dx: Tensor | None = None
+        for place, g, weight in zip(ctx.places, gradients, weights, strict=True):
+            ctx.products.add(place, g, x)
+            if ctx.needs_input_grad[0]:
+                dx = torch.mm(g, weight) if dx is None else dx.addmm_(g, weight)
+        biased = ctx.needs_input_grad[3 + len(weights) :]
+        sums = (g.sum(0) if needed else None for g, needed in zip(gradients, biased, strict=True))
+        return dx, None, None, *[None] * len(weights), *sums
 
 
 class _LookUp(torch.autograd.Function):
