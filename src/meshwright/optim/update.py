@@ -88,5 +88,5 @@ def squared_norm(values: Tensor) -> Tensor:
     if values.device.type != "cpu":
         norm: Tensor = torch.linalg.vector_norm(values, dtype=precise)
         return norm.double().square()
-    blocks = (block.to(precise) for block in values.split(_NORM_BLOCK))
+    blocks = (block.to(precise) for block in torch.split(values, _NORM_BLOCK))
     return torch.stack([torch.dot(block, block) for block in blocks]).double().sum()
