@@ -23,7 +23,7 @@ from pathlib import Path
 
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
 from meshwright.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from meshwright.checkpoint.storage import Local, Storage, open_storage
+from meshwright.checkpoint.storage import Local, Storage, open_storage, write_small
 
 __all__ = [
     "CHECKPOINTS",
@@ -99,9 +99,7 @@ class Folder:
     def publish(self, draft: Draft, manifest: Manifest, keep: int) -> None:
         """Make a draft whose data files are flushed the newest checkpoint; keep as many as `keep`."""
         if self.storage.renames:
-            writing = self.storage.create(draft.path(MANIFEST))
-            writing.write(manifest.to_bytes())
-            writing.finish()
+            write_small(self.storage, draft.path(MANIFEST), manifest.to_bytes())
             self._replace(draft)
         else:
             self.storage.put(draft.path(MANIFEST), manifest.to_bytes())

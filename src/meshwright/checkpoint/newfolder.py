@@ -10,7 +10,7 @@ from pathlib import Path
 from meshwright.checkpoint.errors import CheckpointError
 from meshwright.checkpoint.folder import disk_full
 from meshwright.checkpoint.manifest import MANIFEST
-from meshwright.checkpoint.storage import Local, Storage, open_storage
+from meshwright.checkpoint.storage import Local, Storage, open_storage, write_small
 
 __all__ = ["NewFolder", "new_folder"]
 
@@ -31,9 +31,7 @@ class NewFolder:
     def finish(self, manifest: bytes | None) -> None:
         """Publish it; a checkpoint's manifest comes last."""
         if manifest is not None and self.storage.renames:
-            writing = self.storage.create(self.path(MANIFEST))
-            writing.write(manifest)
-            writing.finish()
+            write_small(self.storage, self.path(MANIFEST), manifest)
         elif manifest is not None:
             self.storage.put(self.path(MANIFEST), manifest)
         if self.storage.renames:

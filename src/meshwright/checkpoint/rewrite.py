@@ -83,8 +83,10 @@ def write_checkpoint(
             prints: dict[str, int] = {}
             name = draft.data_name(rank)
             writing = draft.storage.create(draft.path(name))
-            values = _values(source, file, prints)
-            entry = write_file(writing, file, values, name, block_bytes)
+            try:
+                entry = write_file(writing, file, _values(source, file, prints), name, block_bytes)
+            finally:
+                writing.abandon()
             parts.append(part_of_rank(entry, file, prints, updates))
         files, tensors = whole_manifest(plan, parts)
         manifest = Manifest(

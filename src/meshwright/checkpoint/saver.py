@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -186,10 +187,11 @@ class Saver:
                 prints = signing.result()
             return json.dumps(part_of_rank(file, planned, prints, updates)).encode()
         except Exception as error:
-            if writing is not None:
-                writing.abandon()
             problem = _in_words(error, self._folder, self._engine.plan)
             return json.dumps({"problem": f"rank {self._side.rank}: {problem}"}).encode()
+        finally:
+            if writing is not None:
+                writing.abandon()
 
     def _published(self, draft: Draft, progress: Progress, parts: list[dict[str, Any]]) -> str:
         """Rank 0: "" when the checkpoint stands, else why not; then nothing of it is left."""
@@ -200,7 +202,8 @@ class Saver:
             except Exception as error:
                 problem = _in_words(error, self._folder, self._engine.plan)
         if problem:
-            self._folder.discard(draft)
+            with suppress(OSError):  # a disk that answers nothing; the next start cleans up
+                self._folder.discard(draft)
         return str(problem)
 
     def _manifest(self, progress: Progress, parts: list[dict[str, Any]]) -> Manifest:

@@ -10,14 +10,18 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
 
-__all__ = ["Buffer", "Local", "Reading", "Remote", "Storage", "Writing", "open_storage"]
+__all__ = ["Buffer", "Local", "Reading", "Remote", "Storage", "Writing", "open_storage", "write_small"]
 
 Buffer = bytes | bytearray | memoryview
+
+_BUFFER_BYTES = 1 << 20
+"""Small tensors are written together; larger pieces go past the buffer."""
 
 
 class Reading(Protocol):
@@ -41,7 +45,7 @@ class Writing(Protocol):
         """Returns when the content would survive a loss of power."""
 
     def abandon(self) -> None:
-        """Close without caring what becomes of it."""
+        """Close what is not finished, without caring what becomes of it; nothing happens after `finish`."""
 
 
 class Storage(Protocol):
@@ -90,6 +94,17 @@ def open_storage(address: str | Path, at: Callable[[str], None] | None = None) -
     return Remote(text, at) if "://" in text else Local(Path(text).expanduser(), at)
 
 
+def write_small(storage: Storage, path: str, data: Buffer) -> None:
+    """A whole file, flushed; where that fails, whatever was written of it is left behind."""
+    writing = storage.create(path)
+    try:
+        writing.write(data)
+        writing.finish()
+    except BaseException:
+        writing.abandon()
+        raise
+
+
 def _nothing(step: str) -> None:
     """Nobody listens."""
 
@@ -128,13 +143,7 @@ class Local:
 
     def put(self, path: str, data: bytes) -> None:
         draft = f"{path}.draft"
-        writing = self.create(draft)
-        try:
-            writing.write(data)
-            writing.finish()
-        except Exception:
-            writing.abandon()
-            raise
+        write_small(self, draft, data)
         self.rename(draft, path)
 
     def make(self, folder: str) -> None:
@@ -200,22 +209,22 @@ class _LocalReading:
 
 class _LocalWriting:
     def __init__(self, file: Path, path: str, at: Callable[[str], None]) -> None:
-        self._stream = file.open("wb", buffering=0)
+        self._stream = file.open("wb", buffering=_BUFFER_BYTES)
         self._path, self._at = path, at
 
     def write(self, data: Buffer) -> None:
         self._at(f"write {self._path}")
-        view = memoryview(data).cast("B")
-        while view:  # an unbuffered write may be short
-            view = view[self._stream.write(view) :]
+        self._stream.write(data)
 
     def finish(self) -> None:
         self._at(f"flush {self._path}")
+        self._stream.flush()
         os.fsync(self._stream.fileno())
         self._stream.close()
 
     def abandon(self) -> None:
-        self._stream.close()
+        with suppress(OSError):  # a full disk does not take what is still in the buffer
+            self._stream.close()
 
 
 class Remote:
@@ -316,5 +325,5 @@ class _RemoteWriting:
         self._stream.close()
 
     def abandon(self) -> None:
-        if hasattr(self._stream, "discard"):
+        if not self._stream.closed and hasattr(self._stream, "discard"):
             self._stream.discard()

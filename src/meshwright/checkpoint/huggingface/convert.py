@@ -19,7 +19,7 @@ from meshwright.checkpoint.manifest import Manifest
 from meshwright.checkpoint.plans import plan_from
 from meshwright.checkpoint.rewrite import write_checkpoint
 from meshwright.checkpoint.source import checkpoint_source
-from meshwright.checkpoint.storage import Storage, open_storage
+from meshwright.checkpoint.storage import Storage, open_storage, write_small
 from meshwright.checkpoint.strict import parse
 from meshwright.config.choices import Dtype
 from meshwright.config.load import build_run
@@ -43,9 +43,7 @@ def import_checkpoint(folder: str | Path, out: str | Path, plan: Plan | None = N
     storage = open_storage(out)
     storage.make(BESIDE)
     for file in (opened.folder / CONFIG, *side_files(opened.folder)):
-        writing = storage.create(f"{BESIDE}/{file.name}")
-        writing.write(file.read_bytes())
-        writing.finish()
+        write_small(storage, f"{BESIDE}/{file.name}", file.read_bytes())
     return manifest
 
 

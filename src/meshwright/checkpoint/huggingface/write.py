@@ -116,12 +116,15 @@ def _write(folder: NewFolder, name: str, content: bytes) -> None:
 
 
 def _finish(writing: Writing, first: Sequence[Buffer], values: Iterator[Tensor] | tuple[()]) -> None:
-    for data in first:
-        writing.write(data)
-    for value in values:
-        for chunk in chunks_of(value):
-            writing.write(bytes_of(chunk))
-    writing.finish()
+    try:
+        for data in first:
+            writing.write(data)
+        for value in values:
+            for chunk in chunks_of(value):
+                writing.write(bytes_of(chunk))
+        writing.finish()
+    finally:
+        writing.abandon()
 
 
 def _shards(sizes: Sequence[int], limit: int) -> list[list[int]]:
