@@ -4,12 +4,13 @@
     backward    a graph gives back what it kept while gradients of it come to be: three moments may be the fullest
 
                 early     the gradients of a feed-forward's two factors exist, and nothing of attention is given back;
-                          of a head, the gradients of log-probabilities and of logits
+                          of a head, the gradients of log-probabilities and of logits, where these are two
                 middle    the gradients of the first half's weights are there; its activations are gone
                 late      every weight's gradient is there, all activations are gone
 
-A weight gradient that is a product written in place (`parallel/split.py`) is nobody's memory, where the flat gradient
-has the compute dtype; where it is wider, one product exists at a time. A split backward keeps the factors instead.
+A weight gradient that is written in place (`parallel/direct.py`) is nobody's memory, where the flat gradient has the
+compute dtype; where it is wider, one product exists at a time. So written, a head of at least float32 turns its logits
+into their gradient in one memory. A split backward keeps the factors of products instead.
 Measured against the allocator's own events on one process.
 """
 
@@ -34,14 +35,15 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """How weight gradients come to be. `own`: bytes of those that autograd makes, all parameters of a unit together."""
+    """How weight gradients come to be. `own`: bytes of those that autograd makes, all parameters of a unit together;
+    `width` is that of an element of the flat gradient, in bytes."""
 
     in_place: bool
-    narrow: bool
+    width: int
     own: int
 
 
-def forward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:
+def forward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, in_place: bool) -> int:
     """Bytes that a forward holds beyond what it keeps and what leaves it."""
     width = compute.num_bytes
     match arch.unit_kind(unit):
@@ -49,6 +51,8 @@ def forward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> 
             return 0
         case UnitKind.BLOCK:
             return setting.tokens * arch.hidden * width
+        case UnitKind.HEAD if in_place and width >= 4:
+            return 0
         case UnitKind.HEAD:
             return setting.tokens * arch.vocab * (width + Role.UPCAST.num_bytes(compute))
 
@@ -56,6 +60,9 @@ def forward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> 
 def backward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:
     """The fullest moments of a backward that ends in the flat gradient."""
     match arch.unit_kind(unit):
+        case UnitKind.EMBEDDING if gradients.in_place:
+            widened = gradients.width != compute.num_bytes
+            return Moments(0, setting.tokens * arch.hidden * gradients.width if widened else 0)
         case UnitKind.EMBEDDING:
             return Moments(gradients.own, gradients.own)
         case UnitKind.BLOCK:
@@ -67,6 +74,8 @@ def backward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, gr
 def split_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:
     """The fullest moment of a backward that keeps the factors of its products: none is given back."""
     if arch.unit_kind(unit) is UnitKind.HEAD:
+        if compute.num_bytes >= 4:
+            return setting.tokens * arch.hidden * compute.num_bytes
         return 2 * setting.tokens * arch.vocab * Role.PRECISE.num_bytes(compute)
     if arch.unit_kind(unit) is UnitKind.EMBEDDING:
         return 0
@@ -91,7 +100,7 @@ def _block(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: G
     weights = {each.name.rpartition(".")[2]: each.weight * width for each in _products(arch, unit, setting)}
     down = weights.get("down", 0)
     if gradients.in_place:
-        return Moments(0, max(factors, down) if gradients.narrow else factors)
+        return Moments(0, max(factors, down) if gradients.width != width else factors)
     kept = _kept(arch, unit, setting, compute)
     first_half = sum(size for name, size in kept.items() if name.startswith("mlp."))
     middle = sum(weights.get(name, 0) for name in ("gate", "up", "down")) + 2 * hidden - first_half
@@ -106,7 +115,9 @@ def _head(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gr
     at_product = logits * compute.num_bytes - precise  # log-probabilities are gone
     if not gradients.in_place:
         return Moments(max(2 * precise, at_product + gradients.own + hidden), gradients.own + hidden - kept)
-    product = arch.vocab * arch.hidden * compute.num_bytes if gradients.narrow else 0
+    if compute.num_bytes >= 4:
+        return Moments(hidden, hidden)
+    product = arch.vocab * arch.hidden * compute.num_bytes if gradients.width != compute.num_bytes else 0
     return Moments(2 * precise, at_product + max(product, hidden))
 
 

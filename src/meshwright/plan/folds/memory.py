@@ -15,10 +15,11 @@ The buffers are those of the hazards; here each has a size. Working memory insid
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshwright.arch.activations import Setting, saved
+from meshwright.arch.arch import Arch
 from meshwright.arch.passing import Gradients, Moments, backward_passing, forward_passing, split_passing, stash_bytes
 from meshwright.config.choices import Documents, Offload, OptimizerKind, Recompute
 from meshwright.plan.action import COMPUTE, Action, Kind, Op
@@ -242,6 +243,8 @@ class _Sizes:
         masked = plan.data.documents is Documents.MASKED
         selective = plan.execution.recompute is Recompute.SELECTIVE
         self._setting = Setting(plan.batch.micro, sequence, masked, fused_norms, selective)
+        self._arch = _narrowed(plan)
+        self._in_place = not plan.execution.compile
         self._hidden = border_elements(plan) * self._compute
         units = sorted({unit for bucket in steps.buckets for unit in bucket.units})
         self._graphs = {unit: self._graph(unit) for unit in units}
@@ -256,11 +259,8 @@ class _Sizes:
             case Kept.GRAPH:
                 return self._graphs[buffer.first]
             case Kept.STASH:
-                return {
-                    Category.ACTIVATIONS: stash_bytes(
-                        self._plan.arch, buffer.first, self._setting, self._plan.precision.compute
-                    )
-                }
+                stash = stash_bytes(self._arch, buffer.first, self._setting, self._plan.precision.compute)
+                return {Category.ACTIVATIONS: stash}
             case Kept.PARAMETERS:
                 return {Category.PARAMETERS: self._buckets[buffer.first].numel * self._compute}
             case Kept.GRADIENT:
@@ -273,10 +273,11 @@ class _Sizes:
                 return {}
 
     def of_forward(self, action: Action) -> int:
-        return forward_passing(self._plan.arch, action.unit, self._setting, self._plan.precision.compute)
+        in_place = self._in_place and action.keep  # a forward that keeps nothing lets its logits go
+        return forward_passing(self._arch, action.unit, self._setting, self._plan.precision.compute, in_place)
 
     def of_backward(self, action: Action) -> Moments:
-        arch, compute = self._plan.arch, self._plan.precision.compute
+        arch, compute = self._arch, self._plan.precision.compute
         if action.split:
             return Moments(split_passing(arch, action.unit, self._setting, compute), 0)
         return backward_passing(arch, action.unit, self._setting, compute, self._gradients(action.unit))
@@ -285,7 +286,7 @@ class _Sizes:
         """Of weight work and updates: gradients on their way into a bucket, or out of it in the master's dtype."""
         if action.op is Op.WEIGHT:
             gradients = self._gradients(action.unit)
-            return 0 if gradients.in_place and action.unit else gradients.own
+            return 0 if gradients.in_place else gradients.own
         precision = self._plan.precision
         if action.op is Op.UPDATE and precision.reduce is not precision.master:
             return _shard(self._plan, self._buckets[action.bucket]) * precision.master.num_bytes
@@ -294,8 +295,7 @@ class _Sizes:
     def _gradients(self, unit: int) -> Gradients:
         segments = (each for b in self._buckets if unit in b.units and b.trainable for each in b.segments)
         own = sum(segment.numel for segment in segments) * self._compute
-        in_place = self._plan.degrees.tp == 1 and not self._plan.execution.compile
-        return Gradients(in_place, self._compute != self._reduce, own)
+        return Gradients(self._in_place, self._reduce, own)
 
     def _rows(self, masked: bool) -> int:
         """Keys of dropout, rotary tables and masks of one micro-batch."""
@@ -308,10 +308,28 @@ class _Sizes:
 
     def _graph(self, unit: int) -> Sizes:
         sizes = dict.fromkeys((Category.ACTIVATIONS, Category.LOGITS), 0)
-        for each in saved(self._plan.arch, unit, self._setting):
+        ways = self._plan.degrees.tp if self._plan.execution.sequence else 1
+        for each in saved(self._arch, unit, self._setting):
             category = Category.LOGITS if each.name.startswith("loss.") else Category.ACTIVATIONS
-            sizes[category] += each.elements * each.role.num_bytes(self._plan.precision.compute)
+            elements = each.elements // ways if _of_the_stream(each.name) else each.elements
+            sizes[category] += elements * each.role.num_bytes(self._plan.precision.compute)
         return sizes
+
+
+def _narrowed(plan: Plan) -> Arch:
+    """The model that one tensor rank runs: fewer heads, a narrower feed-forward, a part of the vocabulary."""
+    arch, tp = plan.arch, plan.degrees.tp
+    if tp == 1:
+        return arch
+    kv_heads = max(arch.kv_heads // tp, 1)
+    return replace(arch, heads=arch.heads // tp, kv_heads=kv_heads, ffn=arch.ffn // tp, vocab=-(-arch.vocab // tp))
+
+
+def _of_the_stream(name: str) -> bool:
+    """Whether a saved tensor is cut along the tokens under sequence parallel: all outside the columns and rows."""
+    return (
+        name == "input" or name.endswith(("_dropout", "dropout")) or ("norm." in name and not name.endswith("output"))
+    )
 
 
 def _shard(plan: Plan, bucket: Bucket) -> int:
