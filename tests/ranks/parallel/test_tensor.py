@@ -236,14 +236,10 @@ def test_what_padding_holds_does_not_matter(tp: int) -> None:
     run_cases(ignores_padding, tp, [Case(tp=tp, sequence=sequence, tied=False) for sequence in (False, True)])
 
 
-def test_compiled_units_equal_one_process() -> None:
-    """Every unit is one graph (a break is an error), and what it sends is counted as ever."""
-    run_cases(equals_one_process, 2, [Case("gpt2", sequence=True, compile=True, dropout=0.1)], timeout=110)
-
-
 @pytest.mark.prove
 @pytest.mark.timeout(900)
 def test_compiled_units_of_every_family_equal_one_process() -> None:
+    """Every unit is one graph (a break is an error), and what it sends is counted as ever."""
     cases = [Case(family, sequence=sequence, compile=True) for family in FAMILIES for sequence in (False, True)]
     run_cases(equals_one_process, 2, cases, timeout=890)
 

@@ -54,7 +54,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["--ranks", "3"], "3 ranks were started"),
         (["mesh.dp=3"], "must be a multiple of micro x dp 3"),
         (["mesh.dp=fill"], "--ranks N"),
-        (["mesh.tp=2", "parallel.compile=true"], "is not built yet"),
+        (["mesh.tp=2", "parallel.asynchronous_tensor=true"], "is not built yet"),
         (["--ranks", "0"], "0 is no number of at least 1"),
     ],
 )
