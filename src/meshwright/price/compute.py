@@ -52,6 +52,7 @@ def distinct(layouts: Layouts) -> tuple[Layouts, np.ndarray]:
     from meshwright.layout.axes import Axis
 
     columns = [layouts.tp, layouts.cp, layouts.ep, layouts.micro, layouts.sequence, layouts.asynchronous]
+    columns += [layouts.context, layouts.inner_context]
     columns += [layouts.stride(axis) for axis in (Axis.TP, Axis.CP, Axis.EP)]
     key = np.zeros(len(layouts))
     for column in columns:

@@ -2,7 +2,7 @@
 
 tensor    2 all-reduces of the stream a pass, or 2 gathers and 2 scatters (sequence parallel; backward gathers the
           inputs of column products once more where the stack kept only their parts)
-context   ring: cp - 1 blocks of keys and values forward, twice as much backward, hidden behind the core
+context   keys and values, by `context.py`
 expert    2 all-to-alls a pass: tokens to their experts and back
 """
 
@@ -14,8 +14,9 @@ import numpy as np
 
 from meshwright.layout.axes import Axis
 from meshwright.price.cluster import Attention
+from meshwright.price.context import context_seconds
 from meshwright.price.layouts import Array, Layouts
-from meshwright.price.links import exchange_seconds, message_seconds, way
+from meshwright.price.links import exchange_seconds, way
 from meshwright.price.target import Target
 
 
@@ -38,7 +39,7 @@ class Exchanges:
 def exchanges(target: Target, layouts: Layouts, tokens: Array) -> Exchanges:
     """Of each layout, for micro-batches of `tokens` tokens a rank."""
     forward, backward, outer = _tensor(target, layouts, tokens)
-    ring = _context(target, layouts, tokens)
+    ring = context_seconds(target, layouts, tokens)
     experts = _experts(target, layouts, tokens)
     return Exchanges(forward, backward, *ring, experts, experts, outer)
 
@@ -57,20 +58,6 @@ def _user_buffers(target: Target, layouts: Layouts) -> Array:
     """Stacks of the newest fused kernels overlap tensor collectives by themselves under sequence parallel."""
     newest = target.cluster.software.attention is Attention.FLASH3 and not target.eager and not target.legacy
     return np.asarray(newest * (layouts.sequence > 0), dtype=np.float64)
-
-
-def _context(target: Target, layouts: Layouts, tokens: Array) -> tuple[Array, Array]:
-    shapes, cp = target.shapes, layouts.cp
-    heads = np.maximum(shapes.kv_heads / layouts.tp, 1.0)
-    block = tokens * heads * (shapes.score_dim + shapes.value_dim) * target.stored
-    hop = message_seconds(target, block, layouts.stride(Axis.CP))
-    flops = 2 * tokens * shapes.heads / layouts.tp * (target.sequence / 2) * (shapes.score_dim + shapes.value_dim)
-    core = flops / np.maximum(cp, 1) / (target.attention_peak * target.attention_share)
-    steps = cp - 1
-    start = np.where(cp > 1, hop, 0.0)
-    forward = steps * np.maximum(hop - core, 20e-6) + 0 * start
-    backward = steps * np.maximum(2 * hop - 2.5 * core / target.values["attention.backward"], 40e-6)
-    return np.asarray(forward), np.asarray(backward)
 
 
 def _experts(target: Target, layouts: Layouts, tokens: Array) -> Array:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.config.choices import Recompute, Schedule
+from meshwright.config.choices import Context, Offload, Recompute, Schedule
 from meshwright.layout.axes import DEFAULT_ORDER, Axis
 from meshwright.plan.plan import Plan
 
@@ -23,6 +23,8 @@ Array = npt.NDArray[np.float64]
 
 SCHEDULES = tuple(Schedule)
 RECOMPUTES = tuple(Recompute)
+CONTEXTS = tuple(Context)
+OFFLOADS = tuple(Offload)
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class Layouts:
     recompute: Array  # index into RECOMPUTES
     sequence: Array
     asynchronous: Array
+    context: Array  # index into CONTEXTS
+    inner_context: Array
+    offload: Array  # index into OFFLOADS
     first: Array
     most: Array
     last: Array
@@ -79,7 +84,7 @@ class Layouts:
 _ARRAYS = tuple(field.name for field in dataclasses.fields(Layouts) if field.name != "order")
 _DEFAULTS: Mapping[str, float] = dict.fromkeys(_ARRAYS, 1.0) | {
     "zero": 0.0, "within": 0.0, "schedule": float(SCHEDULES.index(Schedule.ONE_F_ONE_B)), "recompute": 0.0,
-    "sequence": 0.0, "asynchronous": 0.0,
+    "sequence": 0.0, "asynchronous": 0.0, "context": 0.0, "offload": 0.0,
 }  # fmt: skip
 
 
@@ -138,6 +143,9 @@ def of_plan(plan: Plan) -> Layouts:
         recompute=RECOMPUTES.index(plan.execution.recompute),
         sequence=plan.execution.sequence,
         asynchronous=plan.execution.asynchronous_tensor,
+        context=CONTEXTS.index(plan.context.kind),
+        inner_context=plan.context.inner,
+        offload=OFFLOADS.index(plan.execution.offload),
         first=held[0],
         most=max(held[1:-1], default=0),
         last=held[-1],

@@ -19,7 +19,9 @@ from meshwright.arch.activations import Setting, saved
 from meshwright.arch.arch import Arch
 from meshwright.config.choices import Dtype, Recompute
 from meshwright.price.cluster import Following
+from meshwright.price.context import context_bytes
 from meshwright.price.layouts import RECOMPUTES, Array, Layouts
+from meshwright.price.offload import guest_bytes, kept_home
 from meshwright.price.schedule import in_flight
 from meshwright.price.target import Target
 from meshwright.price.weights import Weights
@@ -108,10 +110,11 @@ def memories(target: Target, layouts: Layouts, held: Weights) -> Memory:
     chosen = {name: np.choose(fullest, [column[name] for column in columns]) for name in CATEGORIES}
     peak = np.choose(fullest, peaks)
     values = target.values
-    reserved = peak * (values["memory.slack"] if target.cluster.device.generation != "cpu" else 1.0)
+    caching = target.cluster.device.generation != "cpu"
+    reserved = peak * values["memory.slack"] + values["memory.slack_bytes"] if caching else peak
     kinds = sum((degree > 1) * 1.0 for degree in (layouts.dp * layouts.ep, layouts.tp, layouts.pp, layouts.cp))
     outside = values["memory.context_bytes"] + values["memory.communicator_bytes"] * kinds
-    device = reserved + (outside if target.cluster.device.generation != "cpu" else 0.0)
+    device = reserved + (outside if caching else 0.0)
     return Memory(**chosen, peak=peak, reserved=reserved, device=device, stage=fullest.astype(np.float64),
                   peaks_first=peaks[0], peaks_inner=peaks[1], peaks_last=peaks[2])  # fmt: skip
 
@@ -132,7 +135,9 @@ def _stage(target: Target, layouts: Layouts, held: Weights, stage: int) -> dict[
     if target.cluster.software.following is Following.LITERAL:
         out["gradients"] = _appearing(target, layouts, out, flight, largest)
     out["logits"] = outer_last * _logits(target, layouts, tokens, flight)
-    out["buffers"] = _buffers(target, layouts, held, tokens, largest)
+    out["buffers"] = _buffers(target, layouts, held, tokens, largest) + guest_bytes(target, layouts, out, blocks)
+    for name in ("parameters", "optimizer", "master"):
+        out[name] = out[name] * kept_home(layouts, name)
     return out
 
 
@@ -202,7 +207,7 @@ def block_bytes(target: Target, layouts: Layouts, tokens: Array) -> Array:
         selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
         squares = 5 * layouts.micro * target.shapes.heads / tp * float(target.sequence) ** 2 / layouts.cp
         out = out + np.where(selective, 0.0, squares)
-    return np.asarray(out)
+    return np.asarray(out + context_bytes(target, layouts, tokens))
 
 
 def _bytes(table: Kept, tokens: Array, layouts: Layouts, inputs: Array) -> Array:

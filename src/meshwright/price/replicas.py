@@ -18,6 +18,7 @@ from meshwright.layout.axes import Axis
 from meshwright.price.cluster import Following
 from meshwright.price.layouts import Array, Layouts
 from meshwright.price.links import Way, way
+from meshwright.price.offload import fetch_seconds, update_seconds
 from meshwright.price.target import Target
 from meshwright.price.weights import Weights
 
@@ -94,7 +95,8 @@ def replicas(target: Target, layouts: Layouts, held: Weights) -> Replicas:
     def traffic(dense: Array, routed: Array) -> Traffic:
         reduced = groups.reduce(dense, routed)
         return Traffic(
-            np.where(zero == 3, groups.gather(dense, routed, stored), 0.0),
+            np.where(zero == 3, groups.gather(dense, routed, stored), 0.0)
+            + fetch_seconds(target, layouts, dense / groups.within + routed / (layouts.dp * layouts.cp)),
             np.where(scattered, reduced, 0.0),
             np.where(scattered, 0.0, reduced),
         )
@@ -159,7 +161,8 @@ def _optimizer(target: Target, layouts: Layouts, held: Weights, within: Array) -
     routed_ways = np.where(layouts.zero > 0, layouts.dp * layouts.cp, 1.0)
     owned = dense / ways + routed / routed_ways
     whole = np.where(layouts.zero >= 2, owned, dense + routed)
-    return np.asarray((owned * (per_element - 6) + whole * 6) / target.memory_rate)
+    updates = (owned * (per_element - 6) + whole * 6) / target.memory_rate
+    return np.asarray(np.maximum(updates, update_seconds(target, layouts, owned)))
 
 
 def largest(each: tuple[Array, Array, Array]) -> Array:

@@ -1,0 +1,45 @@
+"""What lives outside the device between its uses, over arrays: what stays, what visits, what the host link costs.
+
+    optimizer   moments and master copies come for their update and go, a bucket at a time; three are on the device
+    params      each rank's piece of the parameters (ZeRO-3) comes before every gather, and goes after its update
+
+Transfers run beside updates and gathers; where they take longer, the step waits for them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.config.choices import Offload
+from meshwright.price.layouts import OFFLOADS, Array, Layouts
+from meshwright.price.target import Target
+
+_VISITING = 3.0  # buckets on the device at once
+
+
+def kept_home(layouts: Layouts, category: str) -> Array:
+    """1 where a category of state lives on the device, 0 where it lives elsewhere."""
+    owner = Offload.PARAMS if category == "parameters" else Offload.OPTIMIZER
+    return np.asarray(layouts.offload != OFFLOADS.index(owner), dtype=np.float64)
+
+
+def guest_bytes(target: Target, layouts: Layouts, states: dict[str, Array], blocks: Array) -> Array:
+    """Bytes of the buckets that visit, of states that a stage of `blocks` blocks would keep at home."""
+    away = (1 - kept_home(layouts, "optimizer")) * (states["optimizer"] + states["master"])
+    away = away + (1 - kept_home(layouts, "parameters")) * states["parameters"]
+    return np.asarray(away * np.minimum(_VISITING / np.maximum(blocks, 1.0), 1.0))
+
+
+def fetch_seconds(target: Target, layouts: Layouts, piece: Array) -> Array:
+    """Of a piece of `piece` parameters, before each gather."""
+    away = 1 - kept_home(layouts, "parameters")
+    return np.asarray(away * piece * target.stored / target.cluster.node.host_bytes_per_s)
+
+
+def update_seconds(target: Target, layouts: Layouts, owned: Array) -> Array:
+    """There and back, of what an update of `owned` elements needs."""
+    precision = target.precision
+    wide = precision.master.num_bytes
+    state = wide * ((2 if target.adam else 0) + precision.has_master)
+    num_bytes = (1 - kept_home(layouts, "optimizer")) * state + (1 - kept_home(layouts, "parameters")) * target.stored
+    return np.asarray(2 * num_bytes * owned / target.cluster.node.host_bytes_per_s)
