@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from meshwright.comm.mesh import Mesh
     from meshwright.parallel.data_parallel import data_parallel
     from meshwright.plan.front import plan_run as plan
+    from meshwright.price.price import price
 
-__all__ = ["Mesh", "data_parallel", "plan"]
+__all__ = ["Mesh", "data_parallel", "plan", "price"]
 
 
 def __getattr__(name: str) -> object:
-    if name == "plan":
-        return import_module("meshwright.plan")  # a package that may be called
+    if name in ("plan", "price"):
+        return import_module(f"meshwright.{name}")  # a package that may be called
     if name == "Mesh":
         from meshwright.comm.mesh import Mesh
 

@@ -110,7 +110,8 @@ _TABLE = (
     Constant("overlap.reduce", 0.85, Kind.PRIOR, "hidden share of gradient sums that fit under a backward"),
     Constant("overlap.border", 0.70, Kind.PRIOR, "hidden share of sends between stages of modern stacks"),
     # Memory outside tensors.
-    Constant("memory.slack", 1.03, Kind.MEASURED, "reserved over allocated: median 1.026 of eight published pairs"),
+    Constant("memory.slack", 1.01, Kind.MEASURED, "reserved over allocated of eight published pairs, and beside it"),
+    Constant("memory.slack_bytes", 0.7e9, Kind.MEASURED, "half-used blocks: pairs differ by 0.3-2.3 GiB at any size"),
     Constant("memory.flat", 0.75, Kind.PRIOR, "flat copies of legacy sharded optimizers, in gradients"),
     Constant("memory.working", 1.35, Kind.PRIOR, "a recomputed block's working set, gradients of activations among it"),
     Constant("memory.logits.plain", 12, Kind.MEASURED, "a logit, its float32 log-probability, two gradients"),

@@ -102,9 +102,11 @@ class Price:
             sizes = {category.value: size for category, size in timeline.largest.items()}
         else:
             sizes = {name: int(getattr(closed, name)[0]) for name in CATEGORIES}
-        slack = float(closed.reserved[0] / closed.peak[0])
+        caching = self.cluster.device.generation != "cpu"
+        values = self.target.values
+        reserved = peak * values["memory.slack"] + values["memory.slack_bytes"] if caching else peak
         outside = float(closed.device[0] - closed.reserved[0])
-        return sizes | {"peak": peak, "reserved": int(peak * slack), "device": int(peak * slack + outside)}
+        return sizes | {"peak": peak, "reserved": int(reserved), "device": int(reserved + outside)}
 
     @property
     def fits(self) -> bool:

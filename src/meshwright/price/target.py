@@ -139,7 +139,7 @@ class Target:
         """The dtype on the data sheet that `dtype` runs as, and its peak."""
         peaks = self.cluster.device.matrix_flops
         same = {"float16": "bfloat16", "bfloat16": "float16", "float4": "float8", "float64": "float32"}
-        for name in (dtype, same.get(dtype, dtype), "bfloat16" if _BITS[dtype] < 16 else dtype):
+        for name in (dtype, same.get(dtype, dtype)):
             if name in peaks:
                 return name, peaks[name]
         raise RequestError(

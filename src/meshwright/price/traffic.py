@@ -19,7 +19,7 @@ from meshwright.plan.operation import Operation
 from meshwright.plan.plan import Plan
 from meshwright.plan.stages import stage_units
 
-_LONG = 3000  # (unit, micro-batch) pairs on a stage: longer steps are read off shorter ones
+_LONG = 600  # (unit, micro-batch) pairs on a stage: longer steps are read off shorter ones
 
 
 def traffic(plan: Plan, rank: int, transport: Transport = Transport.DIRECT) -> tuple[Row, ...]:

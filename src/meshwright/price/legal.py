@@ -1,0 +1,291 @@
+"""Which meshes a model can be cut on, by arithmetic alone, and which options each mesh has left. Plain lists, no prices.
+
+    mesh      dp tp pp cp ep, their product is the number of devices
+    options   within a unit (micro-batch, sequence parallel, kind of context exchange) x around it (ZeRO, schedule,
+              recomputation); what decides nothing on a mesh, or is never better there, is not among them
+
+Never better, so not enumerated: naive and gpipe (1f1b fills the same bubble with fewer micro-batches in flight), ZeRO-2
+where gradients gather over several micro-batches in usual trainers (it is ZeRO-1 there).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from meshwright.config.choices import Context, Recompute, Schedule
+from meshwright.layout.axes import DEFAULT_ORDER, Axis
+from meshwright.plan.strategies import tensor
+from meshwright.price.layouts import CONTEXTS, RECOMPUTES, SCHEDULES, Array
+from meshwright.price.target import Target
+
+__all__ = ["AXES", "Mesh", "Refusal", "Space", "around", "legal_orders", "meshes", "mesh_rules", "nearest", "within"]
+
+AXES = ("dp", "tp", "pp", "cp", "ep")
+_MOST_MICRO, _MOST_CHUNKS = 64, 12
+
+Mesh = tuple[int, int, int, int, int]
+"""Degrees in the order of `AXES`."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is searched: `sequences` a step on `gpus` devices; `fixed` holds keys that the search may not change."""
+
+    target: Target
+    gpus: int
+    sequences: int
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    split: bool = True  # whether schedules with a split backward run
+
+    def allowed(self, key: str, values: Sequence[Any]) -> list[Any]:
+        """The values of `key` that may be chosen: those given, or the one it is fixed at."""
+        return [self.fixed[key]] if key in self.fixed else list(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Layouts of one mesh that break one rule, and the nearest ones that do not."""
+
+    mesh: Mesh
+    rule: str
+    count: int
+    nearest: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"mesh": dict(zip(AXES, self.mesh, strict=True)), "rule": self.rule, "count": self.count,
+                "nearest": list(self.nearest)}  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors of `number`, ascending."""
+    low = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return tuple(sorted({*low, *(number // each for each in low)}))
+
+
+def meshes(space: Space) -> Iterator[Mesh]:
+    """Every way to write the number of devices as a product of the degrees; ep only for models with experts."""
+    routed = space.target.arch.experts is not None
+    for tp in divisors(space.gpus):
+        for pp in divisors(space.gpus // tp):
+            for cp in divisors(space.gpus // tp // pp):
+                rest = space.gpus // tp // pp // cp
+                for ep in divisors(rest) if routed else (1,):
+                    mesh = rest // ep, tp, pp, cp, ep
+                    if all(space.fixed.get(f"mesh.{name}", size) == size for name, size in zip(AXES, mesh, strict=True)):
+                        yield mesh
+
+
+def mesh_rules(space: Space, mesh: Mesh) -> str | None:
+    """The first rule of arithmetic that `mesh` breaks."""
+    arch, (dp, tp, pp, cp, ep) = space.target.arch, mesh
+    if tp not in _tensor_degrees(arch):
+        if arch.heads % tp:
+            return f"tp must divide the {arch.heads} query heads"
+        if arch.kv_heads % tp and tp % arch.kv_heads:
+            return f"tp must divide the {arch.kv_heads} key/value heads, or be a multiple of them"
+        return "tp must divide the feed-forward width"
+    if pp > arch.layers:
+        return f"pp must be at most the {arch.layers} blocks"
+    if space.target.sequence % cp:
+        return f"cp must divide the sequence length of {space.target.sequence}"
+    if arch.experts is not None and arch.experts.count % ep:
+        return f"ep must divide the {arch.experts.count} experts"
+    if space.sequences % (dp * ep):
+        return f"dp x ep must divide the global batch of {space.sequences} sequences"
+    if not micros(space, mesh):
+        return "the global batch must be a multiple of micro x dp x ep"
+    return None
+
+
+@lru_cache(maxsize=64)
+def _tensor_degrees(arch: Any) -> frozenset[int]:
+    return frozenset(tensor.legal_degrees(arch))
+
+
+def micros(space: Space, mesh: Mesh) -> list[int]:
+    """Sequences of a micro-batch: divisors of what a batch rank gets in a step, at most 64."""
+    own = space.sequences // (mesh[0] * mesh[4])
+    allowed = space.allowed("batch.micro", [each for each in divisors(own) if each <= _MOST_MICRO])
+    return [each for each in allowed if own % each == 0]
+
+
+def within(space: Space, mesh: Mesh) -> tuple[dict[str, Array], dict[str, int]]:
+    """Options inside a unit, one element each (micro, sequence, context, inner_context), and refused ones by rule."""
+    _, tp, _, cp, _ = mesh
+    arch, length = space.target.arch, space.target.sequence
+    rows: list[tuple[int, int, int, int]] = []
+    refused: dict[str, int] = {}
+    for micro in micros(space, mesh):
+        for sequence in space.allowed("parallel.sequence", (True, False)) if tp > 1 else (False,):
+            if sequence and micro * (length // cp) % tp:
+                _count(refused, "the tokens of a micro-batch must be a multiple of tp with parallel.sequence")
+                continue
+            for kind, inner in _contexts(space, cp):
+                ways = cp if kind is Context.ULYSSES else inner
+                if kind is Context.RING and cp > 1 and length % (2 * cp):
+                    _count(refused, f"2 cp must divide the sequence length of {length} for a balanced ring")
+                elif ways > 1 and (arch.heads // tp) % ways:
+                    _count(refused, f"ulysses must divide the {arch.heads} query heads / tp")
+                elif ways > 1 and arch.kv_heads // tp % ways and ways % max(arch.kv_heads // tp, 1):
+                    _count(refused, f"ulysses must divide the {arch.kv_heads} key/value heads / tp, or be a multiple")
+                else:
+                    rows.append((micro, int(sequence), CONTEXTS.index(kind), inner))
+    table = np.array(rows, dtype=np.float64).reshape(-1, 4)
+    return dict(zip(("micro", "sequence", "context", "inner_context"), table.T, strict=True)), refused
+
+
+def _contexts(space: Space, cp: int) -> list[tuple[Context, int]]:
+    if cp == 1:
+        return [(Context.RING, 1)]
+    kinds = [Context(each) for each in space.allowed("parallel.context", tuple(Context))]
+    inners = space.allowed("parallel.context_inner", [each for each in (1, 2, 4, 8) if each < cp])
+    ring = [(Context.RING, inner) for inner in inners if cp % inner == 0]
+    return [*(ring if Context.RING in kinds else ()), *((kind, 1) for kind in kinds if kind is not Context.RING)]
+
+
+def around(space: Space, mesh: Mesh, near: int) -> tuple[dict[str, Array], list[tuple[int, ...]]]:
+    """Options around units: columns, and the blocks of each virtual stage that the column `stages` points to.
+
+    `near`: replicas of a tensor that share a node.
+    """
+    dp, _, pp, cp, ep = mesh
+    recomputes = [RECOMPUTES.index(Recompute(each)) for each in space.allowed("parallel.recompute", tuple(Recompute))]
+    rows: list[tuple[float, ...]] = []
+    stages: list[tuple[int, ...]] = []
+    for schedule, chunks in _schedules(space, pp):
+        counts = stage_counts(space.target.arch.layers, pp * chunks, _head_blocks(space.target))
+        stages.append(counts)
+        held = _held(counts, pp, schedule)
+        cut = held[0], max(held[1:-1], default=0), held[-1]
+        for zero, shards, reshard in _shardings(space, dp * ep * cp, near):
+            for recompute in recomputes:
+                row = zero, shards, reshard, SCHEDULES.index(schedule), chunks, recompute, *cut, len(stages) - 1
+                rows.append(tuple(float(each) for each in row))
+    names = "zero", "within", "reshard", "schedule", "chunks", "recompute", "first", "most", "last", "stages"
+    return dict(zip(names, np.array(rows).reshape(-1, len(names)).T, strict=True)), stages
+
+
+def _schedules(space: Space, pp: int) -> Iterator[tuple[Schedule, int]]:
+    if pp == 1:
+        yield Schedule.ONE_F_ONE_B, 1
+        return
+    layers = space.target.arch.layers
+    wanted = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, *((Schedule.ZB_H1, Schedule.ZB_V) if space.split else ()))
+    for schedule in map(Schedule, space.allowed("parallel.schedule", wanted)):
+        least = {Schedule.INTERLEAVED: 2, Schedule.ZB_V: 2}.get(schedule, 1)
+        most = {Schedule.INTERLEAVED: _MOST_CHUNKS}.get(schedule, least)
+        for chunks in range(least, most + 1):
+            # Chunks that do not divide make the fullest stage longer than one chunk fewer does.
+            even = chunks == least or any((layers + extra) % (pp * chunks) == 0 for extra in (0, 1, 2))
+            if pp * chunks <= layers and even and space.fixed.get("parallel.chunks", chunks) == chunks:
+                yield schedule, chunks
+
+
+def _shardings(space: Space, replicas: int, near: int) -> Iterator[tuple[int, int, int]]:
+    """(stage, shard within, reshard after forward)."""
+    for zero in space.allowed("parallel.zero", (0, 1, 2, 3)):
+        if zero == 0 or replicas == 1:
+            if zero == 0 or "parallel.zero" in space.fixed:
+                yield 0, 0, 1
+            continue
+        groups = [0, *(size for size in (near, 8 * near) if 1 < size < replicas and replicas % size == 0)]
+        for size in space.allowed("parallel.zero_shard_within", groups):
+            if size and (replicas % size or size in (1, replicas)):
+                continue
+            for reshard in space.allowed("parallel.reshard_after_forward", (True, False)) if zero == 3 else (True,):
+                yield zero, size, int(reshard)
+
+
+def _count(refused: dict[str, int], rule: str) -> None:
+    refused[rule] = refused.get(rule, 0) + 1
+
+
+@lru_cache(maxsize=256)
+def _head_blocks(target: Target) -> float:
+    """What the head costs, in blocks."""
+    from meshwright.plan.resolve import unit_flops
+
+    cost = unit_flops(target.arch, target.sequence)
+    blocks = [cost(unit) for unit in range(1, target.arch.layers + 1)]
+    return cost(target.arch.head_unit) * len(blocks) / sum(blocks)
+
+
+@lru_cache(maxsize=4096)
+def stage_counts(blocks: int, parts: int, head: float) -> tuple[int, ...]:
+    """Blocks of each virtual stage, at least one: the dearest as cheap as possible, early stages (which keep the most
+    micro-batches) the emptier ones. `head`: what the last one holds besides, in blocks."""
+    if parts > blocks:
+        raise ValueError(f"{blocks} blocks cannot fill {parts} stages")
+    whole = -(-blocks // parts)
+    tries = sorted({size + extra for size in range(max(whole - 1, 1), blocks + 1) for extra in (0.0, head)})
+    for most in tries:
+        counts = [max(int(most), 1)] * (parts - 1) + [max(int(most - head + 1e-9), 1)]
+        if sum(counts) >= blocks:
+            break
+    left = sum(counts) - blocks
+    while left:
+        for part in range(parts):
+            if left and counts[part] > 1:
+                counts[part] -= 1
+                left -= 1
+    return tuple(counts)
+
+
+def _held(counts: tuple[int, ...], pp: int, schedule: Schedule) -> list[int]:
+    """Blocks of each pipeline coordinate."""
+    held = [0] * pp
+    for virtual, blocks in enumerate(counts):
+        chunk, place = divmod(virtual, pp)
+        held[pp - 1 - place if schedule is Schedule.ZB_V and chunk == 1 else place] += blocks
+    return held
+
+
+def legal_orders(space: Space, mesh: Mesh) -> list[tuple[tuple[Axis, ...], int]]:
+    """Orders of the axes that put some axis on other links, the default first; with the replicas that share a node."""
+    from itertools import permutations
+
+    degree = dict(zip(AXES, mesh, strict=True))
+    active = [axis for axis in DEFAULT_ORDER if degree[axis.value] > 1]
+    devices = space.target.cluster.node.devices
+    seen: dict[tuple[int, ...], tuple[tuple[Axis, ...], int]] = {}
+    wanted = [tuple(map(Axis, each)) for each in space.allowed("mesh.order", (DEFAULT_ORDER,))]
+    every = permutations(active) if "mesh.order" not in space.fixed else [
+        tuple(axis for axis in wanted[0] if axis in active)
+    ]  # fmt: skip
+    for chosen in every:
+        places = iter(chosen)
+        order = tuple(next(places) if degree[axis.value] > 1 else axis for axis in DEFAULT_ORDER)
+        stride, step = {}, 1
+        for axis in reversed(order):
+            stride[axis] = step
+            step *= degree[axis.value]
+        local = {axis: min(max(devices // stride[axis], 1), degree[axis.value]) for axis in order}
+        replicas = min(stride[axis] for axis in (Axis.DP, Axis.EP, Axis.CP))
+        near = min(max(devices // replicas, 1), mesh[0] * mesh[3] * mesh[4])
+        experts = max(devices // min(stride[Axis.DP], stride[Axis.CP]), 1)
+        links = (*(local[axis] for axis in (Axis.TP, Axis.CP, Axis.EP)), near, experts,
+                 stride[Axis.PP] < devices, stride[Axis.CP] < devices)  # fmt: skip
+        seen.setdefault(tuple(int(each) for each in links), (order, near))
+    return list(seen.values())
+
+
+def nearest(mesh: Mesh, legal: np.ndarray) -> tuple[str, ...]:
+    """The legal meshes that differ least from `mesh`, as overrides: at most two."""
+    if not len(legal):
+        return ()
+    distance = np.abs(np.log2(legal) - np.log2(np.array(mesh))).sum(axis=1)
+    best = np.argsort(distance, kind="stable")[:2]
+    return tuple(words(tuple(int(size) for size in legal[index]), mesh) for index in best)
+
+
+def words(mesh: Sequence[int], unlike: Sequence[int] = ()) -> str:
+    """Overrides for the degrees that differ from `unlike`."""
+    pairs = zip(AXES, mesh, unlike or [0] * len(AXES), strict=True)
+    return " ".join(f"mesh.{name}={size}" for name, size, other in pairs if size != other)

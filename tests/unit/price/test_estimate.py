@@ -1,0 +1,125 @@
+"""The command: its JSON, its text, its answers to why, its refusals."""
+
+import json
+from typing import Any
+
+import pytest
+
+import meshwright as mw
+from meshwright.cli.main import main
+from meshwright.price.explain import FIGURES
+from tests.unit.price.ask import ask
+
+RUN = ("model.preset=llama3-8b", "mesh.tp=2", "batch.global=64", "batch.micro=1", "data.sequence_length=4096",
+       "precision.compute=bfloat16", "parallel.zero=1")  # fmt: skip
+ON = ("--cluster", "h100-sxm", "--gpus", "16")
+
+MEMORY = {
+    "parameters",
+    "gradients",
+    "optimizer",
+    "master",
+    "activations",
+    "logits",
+    "buffers",
+    "peak",
+    "reserved",
+    "device",
+}
+TIME = ("compute", "dp", "tp", "pp", "cp", "ep", "bubble", "optimizer", "data", "other")
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["estimate", "--json", *words]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, *RUN, *ON)
+    assert {"plan", "ranks", "traffic", "memory", "flops", "time"} <= set(found)
+    assert found["ranks"] == 16
+    row = {"group", "ranks", "operation", "phase", "calls", "payload_bytes", "sent_bytes", "wire_bytes"}
+    assert all(set(each) == row for each in found["traffic"])
+    assert set(found["memory"]) == MEMORY | {"per_rank"}
+    assert [each["rank"] for each in found["memory"]["per_rank"]] == list(range(16))
+    assert max(each["peak"] for each in found["memory"]["per_rank"]) == found["memory"]["peak"]
+    assert {"model_per_step", "hardware_per_step"} <= set(found["flops"])
+    time = found["time"]
+    assert sum(time[name] for name in TIME) == pytest.approx(time["step_seconds"])
+    assert time["mfu"] == pytest.approx(found["flops"]["model_per_step"] / time["step_seconds"] / 16 / 989e12)
+    low, high = found["range"]
+    assert low < time["step_seconds"] < high
+
+
+def test_without_arguments_the_demonstration_run_is_priced(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys)
+    assert found["ranks"] == 2
+    assert found["time"]["mfu"] is None  # nobody states a peak of this machine
+    assert found["fits"]
+
+
+def test_three_conventions_of_flops() -> None:
+    """Causal half, full attention, and what recomputation repeats: each named, hardware never below model."""
+    plain, again = ask(*RUN, gpus=16).flops, ask(*RUN, "parallel.recompute=full", gpus=16).flops
+    assert plain["model_per_step"] == plain["hardware_per_step"] < plain["model_full_attention_per_step"]
+    assert again["model_per_step"] == plain["model_per_step"]
+    assert 1.25 < again["hardware_per_step"] / plain["hardware_per_step"] < 4 / 3
+
+
+@pytest.mark.parametrize("figure", [*FIGURES, "traffic.tp"])
+def test_every_figure_says_why(capsys: pytest.CaptureFixture[str], figure: str) -> None:
+    assert main(["estimate", *RUN, *ON, "--why", figure]) == 0
+    text = capsys.readouterr().out
+    assert "formula" in text
+    assert "source" in text
+    assert "m 8" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--cluster", "h100"), "h100-sxm"),
+        ((*RUN, "--cluster", "h100-sxm", "--gpus", "15"), "15 ranks"),
+        ((*RUN, *ON, "--why", "memory.activation"), "memory.activations"),
+        ((*RUN, *ON, "--rank", "16"), "16 ranks"),
+        ((*RUN, *ON, "cluster.software.host=old"), "legacy"),
+        ((*RUN, "precision.compute=float8", "--cluster", "local"), "matrix_flops"),
+        (("mesh.dp=3", "--gpus", "4"), "--gpus"),
+    ],
+)
+def test_wrong_requests_are_refused_in_one_message(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    assert main(["estimate", *words]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_text_shows_time_memory_and_traffic(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", *RUN, *ON]) == 0
+    text = capsys.readouterr().out
+    for word in (
+        "time of a step",
+        "between",
+        "MFU",
+        "memory of a rank",
+        "fits in",
+        "allocated / reserved / device",
+        "all_gather",
+    ):
+        assert word in text
+
+
+def test_the_package_may_be_called() -> None:
+    plan = ask(*RUN, gpus=16).plan
+    assert mw.price(plan, cluster="h100-sxm").step_seconds == ask(*RUN, gpus=16).step_seconds
+
+
+def test_slower_links_and_smaller_devices_never_help() -> None:
+    step = ask(*RUN, gpus=16).step_seconds
+    assert ask(*RUN, "cluster.network.bytes_per_s=1e9", gpus=16).step_seconds > step
+    assert ask(*RUN, "cluster.device.power_w=350", gpus=16).step_seconds > step
+    assert ask(*RUN, "parallel.recompute=full", gpus=16).step_seconds > step
