@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from meshwright.cli.command import Command
 from meshwright.cli.commands import COMMANDS
-from meshwright.cli.output import logs_to_stderr, print_error
+from meshwright.cli.output import logs_to_stderr, plain_warnings, print_error
 from meshwright.cli.parser import find_command, front_parser, parse_arguments
 from meshwright.config.errors import RequestError
 
@@ -62,7 +62,7 @@ def _dispatch(words: list[str], commands: Sequence[Command]) -> int:
         return DONE
     command = find_command(commands, words[0])
     arguments = parse_arguments(command, words[1:])
-    with logs_to_stderr():
+    with logs_to_stderr(), plain_warnings():
         return command.run(arguments)
 
 

@@ -6,10 +6,11 @@ import contextlib
 import json
 import logging
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
-__all__ = ["logs_to_stderr", "print_error", "print_json", "print_styled"]
+__all__ = ["logs_to_stderr", "plain_warnings", "print_error", "print_json", "print_styled"]
 
 
 def print_json(value: Mapping[str, Any], *, indent: int | None = None, stream: TextIO | None = None) -> None:
@@ -54,3 +55,14 @@ def logs_to_stderr() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Show a warning as one line that begins with ``warning:`` while a command runs, not as a place in the code."""
+    usual = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_where, **_more: f"warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual

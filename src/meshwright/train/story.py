@@ -36,6 +36,8 @@ def beginning(job: Job, dataset: Dataset, engine: Engine) -> Iterator[str]:
     yield f"data   {dataset.description}"
     for problem in dataset.problems:
         yield f"       left out: {problem}"
+    if 2 * dataset.vocab_size < plan.arch.vocab:
+        yield f"       warning: the data has {dataset.vocab_size:,} of the model's {plan.arch.vocab:,} tokens"
     yield (
         f"model  {plan.arch.family}, {plan.arch.layers} layers of {plan.arch.hidden}, {parameters(plan.arch):,} "
         f"parameters, {plan.precision.compute}"
@@ -116,8 +118,9 @@ def evaluation(step: int, found: EvalResult, seconds: float) -> str:
 
 def closing(job: Job, account: Account, outcome: Outcome, figures: Mapping[str, Any]) -> Iterator[str]:
     """The closing table."""
-    yield ""
-    yield from _traffic_table(account.predicted, account.measured)
+    if account.predicted or account.measured:
+        yield ""
+        yield from _traffic_table(account.predicted, account.measured)
     yield ""
     states = {name: size for name, size in account.timeline.states.items() if name.value in HELD}
     rows = [

@@ -1,10 +1,11 @@
 """JSON on standard output, colour on terminals only."""
 
 import io
+import warnings
 
 import pytest
 
-from meshwright.cli.output import print_json, print_styled
+from meshwright.cli.output import plain_warnings, print_json, print_styled
 
 
 class Terminal(io.StringIO):
@@ -33,3 +34,9 @@ def test_colour_is_for_terminals_that_want_it(monkeypatch, no_colour, coloured):
     pipe = io.StringIO()
     print_styled("error: 3", {"^error:": "bold red"}, pipe)
     assert pipe.getvalue() == "error: 3\n"
+
+
+def test_a_warning_is_one_line_without_a_place_in_the_code():
+    with plain_warnings():
+        assert warnings.formatwarning("look out", UserWarning, "file.py", 3) == "warning: look out\n"
+    assert "file.py:3" in warnings.formatwarning("look out", UserWarning, "file.py", 3)
