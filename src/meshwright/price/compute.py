@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from meshwright.layout.axes import Axis
 from meshwright.price.exchanges import Exchanges, exchanges
 from meshwright.price.layouts import Array, Layouts
 from meshwright.price.products import product_seconds
@@ -42,22 +44,24 @@ class Units:
         return Units(**own, exchanged=self.exchanged)
 
 
+_INSIDE = (Axis.TP, Axis.CP, Axis.EP)
 _ARRAYS = (
     "forward", "backward", "core", "host", "embedding_forward", "embedding_backward", "head_forward", "head_backward",
 )  # fmt: skip
 
 
-def distinct(layouts: Layouts) -> tuple[Layouts, np.ndarray]:
+def distinct(layouts: Layouts) -> tuple[Layouts, npt.NDArray[np.intp]]:
     """Layouts whose units differ, and which of them each layout has."""
-    from meshwright.layout.axes import Axis
-
     columns = [layouts.tp, layouts.cp, layouts.ep, layouts.micro, layouts.sequence, layouts.asynchronous]
-    columns += [layouts.context, layouts.inner_context]
-    columns += [layouts.stride(axis) for axis in (Axis.TP, Axis.CP, Axis.EP)]
+    inside = layouts.order[min(map(layouts.order.index, _INSIDE)) :]
+    if set(inside) - set(_INSIDE):  # else strides follow from the degrees
+        columns += [layouts.stride(axis) for axis in _INSIDE]
     key = np.zeros(len(layouts))
     for column in columns:
-        values, code = np.unique(column, return_inverse=True)
-        key = key * len(values) + code
+        most = float(column.max()) + 1
+        if key.max() * most + most >= 2**53:  # no longer exact: number what there is
+            key = np.unique(key, return_inverse=True)[1].astype(np.float64)
+        key = key * most + column
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     return layouts.part(first), inverse
 

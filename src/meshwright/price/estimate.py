@@ -30,17 +30,20 @@ def estimate(target: Target, layouts: Layouts) -> Estimates:
     """Price every layout. Layouts that differ only outside a unit share what a unit costs."""
     few, index = distinct(layouts)
     shared = units(target, few)
-    done = []
+    done = Estimates(_empty(Times, len(layouts)), _empty(Memory, len(layouts)))
     for start in range(0, len(layouts), _BLOCK):
         some = slice(start, start + _BLOCK)
         part = layouts.part(some)
         held = weights(target, part)
-        done.append(Estimates(times(target, part, shared.take(index[some]), held), memories(target, part, held)))
-    if len(done) == 1:
-        return done[0]
-    return Estimates(_joined(Times, [each.times for each in done]), _joined(Memory, [each.memory for each in done]))
+        _put(done.times, some, times(target, part, shared.take(index[some]), held))
+        _put(done.memory, some, memories(target, part, held))
+    return done
 
 
-def _joined(kind: type[Any], parts: list[Any]) -> Any:
-    names = [field.name for field in dataclasses.fields(kind)]
-    return kind(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+def _empty(kind: type[Any], size: int) -> Any:
+    return kind(**{field.name: np.empty(size) for field in dataclasses.fields(kind)})
+
+
+def _put(whole: Times | Memory, some: slice, part: Times | Memory) -> None:
+    for field in dataclasses.fields(whole):
+        getattr(whole, field.name)[some] = getattr(part, field.name)

@@ -10,6 +10,7 @@ trees as in NCCL graph/tuning.cc.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -26,23 +27,26 @@ class Way:
     nodes: Array
     bytes_per_s: Array
     reduce_bytes_per_s: Array
+    ring_s: Array  # latencies of a pass
+    tree_s: Array
     call_s: float
-    hop_s: float
-    network_hop_s: float
 
     def all_reduce(self, num_bytes: Array | float) -> Array:
         """2 (n - 1) / n S / B; the cheaper latency of a ring and a tree."""
-        ring = (self.size - self.nodes) * self.hop_s + np.where(self.nodes > 1, self.nodes, 0) * self.network_hop_s
-        tree = (self.local - 1) * self.hop_s + np.log2(np.maximum(self.nodes, 1)) * self.network_hop_s
-        share = (self.size - 1) / self.size
-        seconds = 2 * share * num_bytes / self.reduce_bytes_per_s + 2 * np.minimum(ring, tree) + self.call_s
-        return np.asarray(np.where(self.size > 1, seconds, 0.0))
+        return np.asarray(2 * (self.share * num_bytes / self.reduce_bytes_per_s + self.tree_s) + self.alone)
 
     def gather(self, num_bytes: Array | float) -> Array:
-        """All-gather or reduce-scatter: (n - 1) / n S / B; a ring, or across many nodes a tree of rings."""
-        ring = (self.size - self.nodes) * self.hop_s + np.where(self.nodes > 1, self.nodes, 0) * self.network_hop_s
-        share = (self.size - 1) / self.size
-        return np.asarray(np.where(self.size > 1, share * num_bytes / self.bytes_per_s + ring + self.call_s, 0.0))
+        """All-gather or reduce-scatter: (n - 1) / n S / B; a ring."""
+        return np.asarray(self.share * num_bytes / self.bytes_per_s + self.ring_s + self.alone)
+
+    @cached_property
+    def share(self) -> Array:
+        return np.asarray((self.size - 1) / self.size)
+
+    @cached_property
+    def alone(self) -> Array:
+        """Of a call; nobody to call for a group of one, whose passes take no time either."""
+        return np.asarray(np.where(self.size > 1, self.call_s, 0.0))
 
 
 def way(target: Target, size: Array, stride: Array) -> Way:
@@ -55,8 +59,10 @@ def way(target: Target, size: Array, stride: Array) -> Way:
     across = np.minimum(inside, outside * local)
     rate = np.where(nodes > 1, across, inside)
     reduced = np.where((nodes == 1) & (size > 4), max(node.reduce_bytes_per_s, inside), rate)
-    return Way(size, local, nodes, rate, reduced, values["link.call_s"], node.link_latency_s,
-               target.cluster.network.latency_s)  # fmt: skip
+    hop, network_hop = node.link_latency_s, target.cluster.network.latency_s
+    ring = (size - nodes) * hop + np.where(nodes > 1, nodes, 0) * network_hop
+    tree = np.minimum(ring, (local - 1) * hop + np.log2(nodes) * network_hop)
+    return Way(size, local, nodes, rate, reduced, ring, tree, values["link.call_s"])
 
 
 def inside_bytes_per_s(target: Target) -> float:
@@ -93,6 +99,6 @@ def exchange_seconds(target: Target, num_bytes: Array, group: Way, copies: Array
         staying * num_bytes / inside_bytes_per_s(target)
         + crossing * num_bytes / network_bytes_per_s(target)
         + group.call_s
-        + np.where(group.nodes > 1, group.network_hop_s, group.hop_s)
+        + np.where(group.nodes > 1, target.cluster.network.latency_s, target.cluster.node.link_latency_s)
     )
     return np.asarray(np.where(group.size > 1, seconds, 0.0))
