@@ -57,7 +57,7 @@ def ours(tp: int, sequence: bool, dp: int = 1, zero: int = 0) -> Callable[[], St
             degrees=Degrees(dp=dp, tp=tp), sharding=plans.Sharding(zero),
             pipeline=plans.Pipeline(stages=(ARCH.layers,)), context=plans.ContextSplit(),
             execution=plans.Execution(sequence=sequence),
-        )  # fmt: skip
+        )
     )
 
     def build() -> Step:
