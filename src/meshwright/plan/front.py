@@ -12,7 +12,7 @@ from meshwright.config.schema import RunConfig
 from meshwright.plan.plan import Plan
 from meshwright.plan.resolve import resolve
 
-__all__ = ["Request", "plan_run"]
+__all__ = ["Request", "plan_run", "run_of"]
 
 Request = RunConfig | Mapping[str, Any] | str | Path
 """A validated run, its tables, or the path of a run file."""
@@ -23,8 +23,12 @@ def plan_run(run: Request, *, ranks: int | None = None) -> Plan:
 
     Raises RequestError where the request is impossible. Imports no torch, starts and reads nothing else.
     """
-    if isinstance(run, (str, Path)):
-        run = load_run(Path(run))
-    elif isinstance(run, Mapping):
-        run = build_run(run)
+    run = run_of(run)
     return resolve(run, arch_from_model(run.model), ranks)
+
+
+def run_of(run: Request) -> RunConfig:
+    """The validated run that `run` names. Raises RequestError."""
+    if isinstance(run, (str, Path)):
+        return load_run(Path(run))
+    return build_run(run) if isinstance(run, Mapping) else run

@@ -1,4 +1,4 @@
-"""Which meshes a model can be cut on, by arithmetic alone, and which options each mesh has left. Plain lists, no prices.
+"""Which meshes a model can be cut on, by arithmetic alone, and which options each mesh has left. No prices.
 
     mesh      dp tp pp cp ep, their product is the number of devices
     options   within a unit (micro-batch, sequence parallel, kind of context exchange) x around it (ZeRO, schedule,
@@ -14,17 +14,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 
+from meshwright.arch.arch import Arch
 from meshwright.config.choices import Context, Recompute, Schedule
 from meshwright.layout.axes import DEFAULT_ORDER, Axis
+from meshwright.plan.resolve import unit_flops
 from meshwright.plan.strategies import tensor
 from meshwright.price.layouts import CONTEXTS, RECOMPUTES, SCHEDULES, Array
 from meshwright.price.target import Target
-
-__all__ = ["AXES", "Mesh", "Refusal", "Space", "around", "legal_orders", "meshes", "mesh_rules", "nearest", "within"]
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
 _MOST_MICRO, _MOST_CHUNKS = 64, 12
@@ -78,7 +79,9 @@ def meshes(space: Space) -> Iterator[Mesh]:
                 rest = space.gpus // tp // pp // cp
                 for ep in divisors(rest) if routed else (1,):
                     mesh = rest // ep, tp, pp, cp, ep
-                    if all(space.fixed.get(f"mesh.{name}", size) == size for name, size in zip(AXES, mesh, strict=True)):
+                    if all(
+                        space.fixed.get(f"mesh.{name}", size) == size for name, size in zip(AXES, mesh, strict=True)
+                    ):
                         yield mesh
 
 
@@ -105,7 +108,7 @@ def mesh_rules(space: Space, mesh: Mesh) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _tensor_degrees(arch: Any) -> frozenset[int]:
+def _tensor_degrees(arch: Arch) -> frozenset[int]:
     return frozenset(tensor.legal_degrees(arch))
 
 
@@ -160,7 +163,9 @@ def around(space: Space, mesh: Mesh, near: int) -> tuple[dict[str, Array], list[
     rows: list[tuple[float, ...]] = []
     stages: list[tuple[int, ...]] = []
     for schedule, chunks in _schedules(space, pp):
-        counts = stage_counts(space.target.arch.layers, pp * chunks, _head_blocks(space.target))
+        counts = stage_counts(
+            space.target.arch.layers, pp * chunks, _head_blocks(space.target.arch, space.target.sequence)
+        )
         stages.append(counts)
         held = _held(counts, pp, schedule)
         cut = held[0], max(held[1:-1], default=0), held[-1]
@@ -208,13 +213,11 @@ def _count(refused: dict[str, int], rule: str) -> None:
 
 
 @lru_cache(maxsize=256)
-def _head_blocks(target: Target) -> float:
+def _head_blocks(arch: Arch, sequence: int) -> float:
     """What the head costs, in blocks."""
-    from meshwright.plan.resolve import unit_flops
-
-    cost = unit_flops(target.arch, target.sequence)
-    blocks = [cost(unit) for unit in range(1, target.arch.layers + 1)]
-    return cost(target.arch.head_unit) * len(blocks) / sum(blocks)
+    cost = unit_flops(arch, sequence)
+    blocks = [cost(unit) for unit in range(1, arch.layers + 1)]
+    return cost(arch.head_unit) * len(blocks) / sum(blocks)
 
 
 @lru_cache(maxsize=4096)
@@ -249,8 +252,6 @@ def _held(counts: tuple[int, ...], pp: int, schedule: Schedule) -> list[int]:
 
 def legal_orders(space: Space, mesh: Mesh) -> list[tuple[tuple[Axis, ...], int]]:
     """Orders of the axes that put some axis on other links, the default first; with the replicas that share a node."""
-    from itertools import permutations
-
     degree = dict(zip(AXES, mesh, strict=True))
     active = [axis for axis in DEFAULT_ORDER if degree[axis.value] > 1]
     devices = space.target.cluster.node.devices

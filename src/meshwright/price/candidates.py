@@ -1,0 +1,172 @@
+"""Groups of legal layouts, ready to be priced: one mesh in one order, `inside` x `outside`.
+
+inside     micro-batch, sequence parallel, kind of context exchange: what a unit costs is priced here, once
+outside    ZeRO, schedule, chunks, recomputation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.config.choices import Schedule
+from meshwright.layout.axes import Axis
+from meshwright.price import legal
+from meshwright.price.cluster import Following
+from meshwright.price.compute import Units, units
+from meshwright.price.layouts import CONTEXTS, OFFLOADS, RECOMPUTES, SCHEDULES, Array, Layouts
+from meshwright.price.legal import AXES, Mesh, Refusal, Space
+from meshwright.price.memory import memories
+from meshwright.price.weights import weights
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layouts of one mesh in one order: `inside` x `outside`, and what no time of theirs can be below."""
+
+    mesh: Mesh
+    order: tuple[Axis, ...]
+    inside: Mapping[str, Array]
+    outside: Mapping[str, Array]
+    stages: list[tuple[int, ...]]
+    units: Units
+    bound: Array  # one element an `inside`
+
+
+def groups_of(space: Space) -> tuple[list[Group], list[Refusal], int]:
+    """Groups of legal layouts, refusals of meshes and options, and how many layouts were looked at."""
+    bad: list[tuple[Mesh, str]] = []
+    good: list[Mesh] = []
+    for mesh in legal.meshes(space):
+        rule = legal.mesh_rules(space, mesh)
+        if rule is None:
+            good.append(mesh)
+        else:
+            bad.append((mesh, rule))
+    near = np.array(good, dtype=np.float64).reshape(-1, len(AXES))
+    refused, drafts, enumerated = [], [], 0
+    shared: dict[tuple[int, int, int], tuple[dict[str, Array], list[tuple[int, ...]]]] = {}
+    for mesh in good:
+        inside, rules = legal.within(space, mesh)
+        for order, replicas in legal.legal_orders(space, mesh):
+            what = mesh[2], mesh[0] * mesh[3] * mesh[4], replicas
+            if what not in shared:
+                shared[what] = legal.around(space, mesh, replicas)
+            outside, stages = shared[what]
+            enumerated += (len(inside["micro"]) + sum(rules.values())) * len(outside["zero"])
+            if len(inside["micro"]) and len(outside["zero"]):
+                drafts.append((mesh, order, inside, outside, stages))
+        refused += [Refusal(mesh, rule, count, ()) for rule, count in rules.items()]
+    each = max((len(inside["micro"]) * len(outside["zero"]) for _, _, inside, outside, _ in drafts), default=1)
+    refused += [Refusal(mesh, rule, each, legal.nearest(mesh, near)) for mesh, rule in bad]
+    return list(_priced_units(space, drafts)), refused, enumerated + each * len(bad)
+
+
+_Draft = tuple[Mesh, tuple[Axis, ...], dict[str, Array], dict[str, Array], list[tuple[int, ...]]]
+
+
+def _priced_units(space: Space, drafts: list[_Draft]) -> Iterator[Group]:
+    """What units cost, for all groups of one order at once."""
+    by_order: dict[tuple[Axis, ...], list[_Draft]] = {}
+    for draft in drafts:
+        by_order.setdefault(draft[1], []).append(draft)
+    for order, some in by_order.items():
+        parts = [_inside_layouts(space, mesh, order, inside) for mesh, _, inside, _, _ in some]
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+        together = Layouts(**joined, order=order)
+        priced = units(space.target, together)
+        bounds = _bound(space, together, priced)
+        start = 0
+        for mesh, _, inside, outside, stages in some:
+            own = np.arange(start, start + len(inside["micro"]))
+            yield Group(mesh, order, inside, outside, stages, priced.take(own), bounds[own])
+            start += len(own)
+
+
+_COLUMNS = tuple(name for name in Layouts.__dataclass_fields__ if name != "order")
+
+
+def _inside_layouts(space: Space, mesh: Mesh, order: tuple[Axis, ...], inside: Mapping[str, Array]) -> Layouts:
+    size = len(inside["micro"])
+    given = _common(space, mesh, size) | dict(inside)
+    rest = {name: np.zeros(size) for name in _COLUMNS if name not in given}
+    return Layouts(**given, **rest, order=order)
+
+
+def _common(space: Space, mesh: Mesh, size: int) -> dict[str, Array]:
+    """Columns that all layouts of a mesh share."""
+    chunked = float(bool(space.fixed["parallel.asynchronous_tensor"]) and mesh[1] > 1)
+    values = dict(zip(AXES, map(float, mesh), strict=True)) | {
+        "sequences": float(space.sequences),
+        "asynchronous": chunked,
+    }
+    return {name: np.full(size, value) for name, value in values.items()}
+
+
+def _bound(space: Space, layouts: Layouts, priced: Units) -> Array:
+    """Seconds that no schedule, sharding or recomputation goes below: the mean stage's blocks, and nothing else."""
+    each = priced.exchanged
+    block = priced.forward + priced.backward + each.tp_forward + each.tp_backward
+    block = block + each.cp_forward + each.cp_backward + each.ep_forward + each.ep_backward
+    blocks = space.target.arch.layers / layouts.pp
+    return np.asarray(layouts.accumulation * blocks * np.maximum(block, priced.host))
+
+
+def known(space: Space, group: Group, worth: np.ndarray) -> npt.NDArray[np.bool_]:
+    """inside x outside: whether a schedule has the micro-batches that its closed form is about, and ZeRO-2 is not 1."""
+    dp, _, pp, _, ep = group.mesh
+    m = space.sequences / (group.inside["micro"][worth] * dp * ep)
+    schedule, zero = group.outside["schedule"], group.outside["zero"]
+    odd, short = m % pp != 0, m < 2 * pp - 1
+    known = ~(odd[:, None] & (schedule == SCHEDULES.index(Schedule.INTERLEAVED)))
+    known &= ~(short[:, None] & (schedule == SCHEDULES.index(Schedule.ZB_V)))
+    literal = space.target.cluster.software.following is Following.LITERAL
+    if not literal and "parallel.zero" not in space.fixed:
+        known &= ~((m > 1)[:, None] & (zero == 2))
+    return np.asarray(known)
+
+
+def points_of(space: Space, group: Group, inside: np.ndarray, outside: np.ndarray, offload: int) -> Layouts:
+    pp, layers = group.mesh[2], space.target.arch.layers
+    given = _common(space, group.mesh, len(inside))
+    given |= {name: column[inside] for name, column in group.inside.items()}
+    given |= {name: column[outside] for name, column in group.outside.items() if name != "stages"}
+    given["inner"] = layers - given["first"] - given["last"] if pp > 1 else np.zeros(len(inside))
+    return Layouts(**given, offload=np.full(len(inside), float(offload)), order=group.order)
+
+
+def least_bytes(space: Space, group: Group) -> float:
+    """Bytes of the most frugal layouts of a group: all sharding and recomputation on offer."""
+    outside = group.outside
+    frugal = (outside["zero"] == outside["zero"].max()) & (outside["recompute"] == outside["recompute"].max())
+    chosen = np.flatnonzero(frugal)
+    inside, outer = np.repeat(np.arange(len(group.bound)), len(chosen)), np.tile(chosen, len(group.bound))
+    points = points_of(space, group, inside, outer, 0)
+    return float(memories(space.target, points, weights(space.target, points)).reserved.min())
+
+
+def keys_of(space: Space, group: Group, inside: int, outside: int, offload: int) -> dict[str, Any]:
+    """The run's keys that make one layout."""
+    one = {name: column[inside] for name, column in group.inside.items()}
+    one |= {name: column[outside] for name, column in group.outside.items()}
+    pp = group.mesh[2]
+    keys: dict[str, Any] = dict(zip((f"mesh.{name}" for name in AXES), group.mesh, strict=True))
+    keys["mesh.order"] = [axis.value for axis in group.order]
+    keys["parallel.zero"] = int(one["zero"])
+    keys["parallel.zero_shard_within"] = int(one["within"])
+    keys["parallel.reshard_after_forward"] = bool(one["reshard"])
+    keys["parallel.sequence"] = bool(one["sequence"])
+    keys["parallel.schedule"] = SCHEDULES[int(one["schedule"])].value
+    keys["parallel.chunks"] = int(one["chunks"])
+    keys["parallel.stages"] = list(group.stages[int(one["stages"])]) if pp > 1 else "balanced"
+    keys["parallel.context"] = CONTEXTS[int(one["context"])].value
+    keys["parallel.context_inner"] = int(one["inner_context"])
+    keys["parallel.recompute"] = RECOMPUTES[int(one["recompute"])].value
+    keys["parallel.offload"] = OFFLOADS[offload].value
+    keys["batch.global"] = space.sequences
+    keys["batch.micro"] = int(one["micro"])
+    return keys

@@ -1,0 +1,342 @@
+"""Every legal layout of a model on N devices, priced and ranked.
+
+    meshes x orders     groups of layouts that share degrees and links
+      x within          what a unit costs: priced once for all layouts that share it
+      x around          ZeRO, schedule, recomputation: priced over arrays
+
+Groups are priced in the order of what no layout of theirs can be better than (the work of the fullest stage alone; for
+`by = memory`, the most frugal options). Once enough points are priced, groups that cannot reach the best are left out.
+Layouts that do not fit are tried with their states elsewhere: one that fits is never faster for it.
+
+The first of the ranking are then resolved as runs and priced again as `estimate` does; the order is that of those.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from meshwright.arch.resolve import arch_from_model
+from meshwright.config.choices import Offload, OptimizerKind
+from meshwright.config.errors import RequestError
+from meshwright.config.load import build_run
+from meshwright.config.schema import RunConfig
+from meshwright.plan.front import Request, run_of
+from meshwright.plan.plan import Precision
+from meshwright.price import legal
+from meshwright.price.candidates import Group, groups_of, keys_of, known, least_bytes, points_of
+from meshwright.price.catalogue import cluster_of
+from meshwright.price.cluster import Cluster
+from meshwright.price.layouts import OFFLOADS, Array
+from meshwright.price.legal import Mesh, Refusal, Space
+from meshwright.price.memory import memories
+from meshwright.price.price import Price
+from meshwright.price.request import planned
+from meshwright.price.target import Target
+from meshwright.price.times import times
+from meshwright.price.weights import weights
+
+BUDGET = 2_500_000
+_BLOCK = 8192
+_SPARE = 3  # how many more layouts than asked for are priced again as runs
+
+
+class By(StrEnum):
+    """What layouts are ranked by."""
+
+    TIME = "time"
+    COST = "cost"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A ranked layout: the run's keys that make it, and its price."""
+
+    keys: Mapping[str, Any]
+    price: Price
+
+    @property
+    def words(self) -> list[str]:
+        """`section.key=value`, as one would type them."""
+        return [f"{key}={_word(value)}" for key, value in self.keys.items()]
+
+    def to_json(self, rank: int) -> dict[str, Any]:
+        tables: dict[str, dict[str, Any]] = {"mesh": {}, "parallel": {}, "batch": {}}
+        for key, value in self.keys.items():
+            section, name = key.split(".")
+            tables[section][name] = value
+        price = self.price
+        return {"rank": rank, **tables, "memory_peak": price.memory["peak"], "step_seconds": price.step_seconds,
+                "mfu": price.mfu, "cost": price.dollars_per_step}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What a search found. `rows` are the best, `pareto` those that nothing beats in both time and memory."""
+
+    run: RunConfig
+    cluster: Cluster
+    gpus: int
+    by: By
+    rows: tuple[Row, ...]
+    pareto: tuple[Row, ...]
+    refused: tuple[Refusal, ...]
+    counts: Mapping[str, int]
+    seconds: float
+    best_of: Mapping[Mesh, tuple[float, float]] = field(default_factory=dict)
+    """Of every mesh with a layout that fits: the least seconds, and the bytes of that layout."""
+
+    @property
+    def best(self) -> Row:
+        return self.rows[0]
+
+
+@dataclass
+class _Found:
+    """Points that fit, in columns; `group`, `inside` and `outside` say which layout each is."""
+
+    columns: dict[str, list[np.ndarray]] = field(
+        default_factory=lambda: {name: [] for name in ("step", "bytes", "group", "inside", "outside", "offload")}
+    )
+    priced: int = 0
+    fitting: int = 0
+
+    def add(self, **columns: np.ndarray) -> None:
+        for name, column in columns.items():
+            self.columns[name].append(column)
+        self.fitting += len(columns["step"])
+
+    def joined(self) -> dict[str, np.ndarray]:
+        return {name: np.concatenate(parts) if parts else np.zeros(0) for name, parts in self.columns.items()}
+
+
+def search(
+    run: Request, gpus: int, cluster: str | Cluster = "local", by: By | str = By.TIME, *, top: int = 10,
+    fixed: Mapping[str, Any] | None = None, budget: int = BUDGET,
+) -> Ranking:  # fmt: skip
+    """Rank the layouts of `run` on `gpus` devices.
+
+    `fixed`: keys of [mesh], [parallel] and [batch] that stay as they are given. At least `budget` points are priced
+    where there are as many. Raises RequestError where the request is wrong or no layout is legal and fits.
+    """
+    begin = time.perf_counter()
+    run, by = run_of(run), By(by)
+    where = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
+    space = space_of(run, gpus, where, fixed or {})
+    groups, refused, enumerated = groups_of(space)
+    if not groups:
+        raise _nothing_legal(space, refused)
+    found, overfull = _price(space, groups, by, top, budget)
+    if not found.fitting:
+        raise _nothing_fits(space, groups)
+    points = found.joined()
+    rows = _resolved(run, space, groups, points, _order(points, by)[: top * _SPARE], by)[:top]
+    pareto = _resolved(run, space, groups, points, _front(points), By.TIME)
+    counts = {
+        "enumerated": enumerated,
+        "legal": _legal(space, groups),
+        "fitting": found.fitting,
+        "priced": found.priced,
+    }
+    best_of = _best_of(groups, points)
+    refused += _overfull(space, overfull, best_of)
+    seconds = time.perf_counter() - begin
+    return Ranking(run, where, gpus, by, tuple(rows), tuple(pareto), tuple(refused), counts, seconds, best_of)
+
+
+def space_of(run: RunConfig, gpus: int, cluster: Cluster, fixed: Mapping[str, Any]) -> Space:
+    """What is searched for a run."""
+    precision = Precision(run.precision.compute, run.precision.reduce, run.precision.master)
+    adam = run.optimizer.kind is OptimizerKind.ADAMW
+    target = Target(arch_from_model(run.model), run.data.sequence_length, precision, cluster, adam=adam)
+    always = {"parallel.asynchronous_tensor": run.parallel.asynchronous_tensor}
+    return Space(target, gpus, run.batch.global_, {**always, **fixed}, split=not run.parallel.compile)
+
+
+# ---------------------------------------------------------------------------------------------- prices
+
+
+def _price(
+    space: Space, groups: list[Group], by: By, top: int, budget: int
+) -> tuple[_Found, dict[Mesh, tuple[int, float]]]:
+    """Price groups, the most promising first; with the layouts that did not fit, by mesh, and the least they need."""
+    found = _Found()
+    best: np.ndarray = np.full(top * _SPARE, np.inf)
+    overfull: dict[Mesh, tuple[int, float]] = {}
+    ahead = [float(group.bound.min()) if by is not By.MEMORY else least_bytes(space, group) for group in groups]
+    for number in np.argsort(ahead, kind="stable"):
+        group = groups[number]
+        worth = np.arange(len(group.bound))
+        if found.priced >= budget:
+            if ahead[number] > best[-1]:
+                break
+            if by is not By.MEMORY:
+                worth = worth[group.bound <= best[-1]]
+        for inside, outside in _blocks(group, worth, space):
+            reached, failed, least = _price_block(space, group, int(number), inside, outside, found)
+            value = reached["bytes" if by is By.MEMORY else "step"]
+            best = np.sort(np.concatenate([best, value]))[: len(best)] if len(value) else best
+            count, low = overfull.get(group.mesh, (0, np.inf))
+            overfull[group.mesh] = count + failed, min(low, least)
+    return found, overfull
+
+
+def _blocks(group: Group, worth: np.ndarray, space: Space) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pairs (inside, outside) of a group's layouts whose prices the closed forms know, in blocks."""
+    step = max(_BLOCK // len(group.outside["zero"]), 1)
+    for start in range(0, len(worth), step):
+        some = worth[start : start + step]
+        inside, outside = np.nonzero(known(space, group, some))
+        if len(inside):
+            yield some[inside], outside
+
+
+def _price_block(
+    space: Space, group: Group, number: int, inside: np.ndarray, outside: np.ndarray, found: _Found
+) -> tuple[dict[str, np.ndarray], int, float]:
+    """Price some layouts; returns those that fit, how many do not, and the least bytes of all."""
+    asked = OFFLOADS.index(Offload(space.fixed.get("parallel.offload", Offload.NONE)))
+    points = points_of(space, group, inside, outside, asked)
+    held = weights(space.target, points)
+    memory = memories(space.target, points, held)
+    room = space.target.cluster.device.memory_bytes
+    fits = memory.reserved <= room
+    found.priced += len(points)
+    kept = [_reached(space, group, number, inside[fits], outside[fits], asked, memory.reserved[fits])]
+    if "parallel.offload" not in space.fixed and not fits.all():
+        for kind, away in ((Offload.OPTIMIZER, memory.optimizer + memory.master), (Offload.PARAMS, memory.parameters)):
+            able = ~fits & (away > 0) & (memory.reserved - away <= room)
+            if kind is Offload.PARAMS:
+                able &= points.zero == 3
+            if not able.any():
+                continue
+            index = OFFLOADS.index(kind)
+            moved = points_of(space, group, inside[able], outside[able], index)
+            there = memories(space.target, moved, weights(space.target, moved)).reserved
+            good = there <= room
+            found.priced += len(moved)
+            if good.any():
+                kept.append(_reached(space, group, number, inside[able][good], outside[able][good], index, there[good]))
+    reached = {name: np.concatenate([each[name] for each in kept]) for name in kept[0]}
+    found.add(**reached)
+    return reached, int((~fits).sum()), float(memory.reserved.min())
+
+
+def _reached(
+    space: Space, group: Group, number: int, inside: np.ndarray, outside: np.ndarray, offload: int, num_bytes: Array
+) -> dict[str, np.ndarray]:
+    """Layouts that fit, with their times."""
+    size = len(inside)
+    step = np.zeros(0)
+    if size:
+        points = points_of(space, group, inside, outside, offload)
+        step = times(space.target, points, group.units.take(inside), weights(space.target, points)).step
+    return {
+        "step": step, "bytes": num_bytes, "group": np.full(size, number, dtype=np.int32),
+        "inside": inside.astype(np.int32), "outside": outside.astype(np.int32),
+        "offload": np.full(size, offload, dtype=np.int8),
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------- results
+
+
+def _order(points: Mapping[str, np.ndarray], by: By) -> np.ndarray:
+    first, second = ("bytes", "step") if by is By.MEMORY else ("step", "bytes")
+    return np.lexsort((points[second], points[first]))
+
+
+def _front(points: Mapping[str, np.ndarray], most: int = 12) -> np.ndarray:
+    """Points that no other beats in both; where there are many, spread evenly over the front."""
+    order = np.lexsort((points["bytes"], points["step"]))
+    lowest = np.minimum.accumulate(points["bytes"][order])
+    front = order[np.concatenate([[True], points["bytes"][order][1:] < lowest[:-1]])]
+    if len(front) <= most:
+        return np.asarray(front)
+    return np.asarray(front[np.unique(np.linspace(0, len(front) - 1, most).astype(int))])
+
+
+def _best_of(groups: list[Group], points: Mapping[str, np.ndarray]) -> dict[Mesh, tuple[float, float]]:
+    order = np.argsort(points["step"], kind="stable")
+    _, first = np.unique(points["group"][order], return_index=True)
+    best: dict[Mesh, tuple[float, float]] = {}
+    for index in order[np.sort(first)]:
+        value = float(points["step"][index]), float(points["bytes"][index])
+        best.setdefault(groups[points["group"][index]].mesh, value)
+    return best
+
+
+def with_keys(run: RunConfig, keys: Mapping[str, Any]) -> RunConfig:
+    """The run with other keys."""
+    tables = run.tables()
+    for key, value in keys.items():
+        section, name = key.split(".")
+        tables[section][name] = value
+    return build_run(tables)
+
+
+def _resolved(
+    run: RunConfig, space: Space, groups: list[Group], points: Mapping[str, np.ndarray], chosen: np.ndarray, by: By
+) -> list[Row]:
+    """The chosen points as runs that the rules accept and that fit, priced one by one, best first."""
+    rows = []
+    for index in chosen:
+        group = groups[points["group"][index]]
+        place = (int(points[name][index]) for name in ("inside", "outside", "offload"))
+        keys = keys_of(space, group, *place)
+        plan = planned(with_keys(run, keys), space.target.arch, space.gpus)
+        price = Price(plan, space.target.cluster)
+        if price.fits:
+            rows.append(Row(keys, price))
+    value = {By.MEMORY: lambda row: (row.price.memory["peak"], row.price.step_seconds)}
+    return sorted(rows, key=value.get(by, lambda row: (row.price.step_seconds, row.price.memory["peak"])))
+
+
+def _legal(space: Space, groups: list[Group]) -> int:
+    return sum(int(known(space, group, np.arange(len(group.bound))).sum()) for group in groups)
+
+
+def _overfull(
+    space: Space, overfull: Mapping[Mesh, tuple[int, float]], fitting: Mapping[Mesh, object]
+) -> list[Refusal]:
+    """Meshes some layouts of which do not fit."""
+    room, near = space.target.cluster.device.memory_bytes, np.array(list(fitting), dtype=np.float64)
+    rows = []
+    for mesh, (count, least) in overfull.items():
+        if count:
+            works = ("other options of this mesh fit",) if mesh in fitting else legal.nearest(mesh, near)
+            rule = f"must fit in {room / 1e9:.0f} GB; the least of this mesh is {least / 1e9:.1f} GB"
+            rows.append(Refusal(mesh, rule, count, works))
+    return rows
+
+
+def _nothing_legal(space: Space, refused: list[Refusal]) -> RequestError:
+    rules: dict[str, int] = {}
+    for each in refused:
+        rules[each.rule] = rules.get(each.rule, 0) + 1
+    told = "; ".join(f"{rule} ({count} meshes)" for rule, count in sorted(rules.items(), key=lambda item: -item[1])[:3])
+    ways = max((size for size in legal.divisors(space.gpus) if space.sequences % size == 0), default=1)
+    nearby = (f"batch.global = {space.gpus}", f"--gpus {ways}")
+    return RequestError(f"--gpus {space.gpus}", f"has no legal layout: {told or 'the keys given leave none'}", nearby)
+
+
+def _nothing_fits(space: Space, groups: list[Group]) -> RequestError:
+    least = min(least_bytes(space, group) for group in groups)
+    room = space.target.cluster.device.memory_bytes
+    return RequestError(
+        f"{space.gpus} x {space.target.cluster.device.name}",
+        f"no legal layout fits in {room / 1e9:.0f} GB: the least needs {least / 1e9:.1f} GB",
+        (f"--gpus {2 * space.gpus}", "a smaller batch.micro, data.sequence_length or model"),
+    )
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "[" + ",".join(map(str, value)) + "]" if isinstance(value, list) else str(value)
