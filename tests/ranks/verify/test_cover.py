@@ -1,0 +1,108 @@
+"""A pairwise cover of layouts and features against one float64 process: every two of them meet in some run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.arch.resolve import arch_from_model
+from meshwright.config.errors import RequestError
+from meshwright.config.load import build_run
+from meshwright.parallel.support import check_supported
+from meshwright.plan.plan import Plan
+from meshwright.plan.resolve import resolve
+from meshwright.testing.models import m0_bytes
+from meshwright.testing.pairwise import Row, pairs_of, pairwise
+from meshwright.verify.ladder import Rung
+from meshwright.verify.rung import OPTIMIZERS
+from meshwright.verify.settings import DOUBLE, optimizer_of
+from meshwright.verify.verify import judge
+from tests.ranks.verify.parity import Job, climb, job
+
+RANKS, SEQUENCES = 4, 8
+AXES: dict[str, list[Any]] = {
+    "family": ["llama", "gpt2", "qwen3"],
+    "tied": [False, True],
+    "dropout": [0.0, 0.25],
+    "precision": ["float64", "float32"],
+    "recompute": ["none", "full", "selective"],
+    "accumulation": [4, 1],
+    "zero": [0, 1, 2, 3],
+    "pipe": ["none", "1f1b", "interleaved", "zb-h1", "zb-v"],
+    "tp": [1, 2],
+    "dp": [2, 1],
+}
+"""A feature that is built gets a line here."""
+
+
+def plan_of(row: Row) -> Plan:
+    """Raises RequestError or NotImplementedError where the combination does not run."""
+    piped = row["pipe"] != "none"
+    model = {"layers": 4, "family": row["family"], "tie_embeddings": row["tied"], "dropout": row["dropout"]}
+    run = build_run(
+        m0_bytes(
+            model=model if row["family"] != "gpt2" else {**model, "kv_heads": 4, "max_positions": 16},
+            data={"sequence_length": 8},
+            mesh={"dp": row["dp"], "tp": row["tp"], "pp": 1 + piped},
+            parallel={
+                "zero": row["zero"],
+                "schedule": row["pipe"] if piped else "1f1b",
+                "chunks": 2 if row["pipe"] in ("interleaved", "zb-v") else 1,
+                "recompute": row["recompute"],
+            },
+            batch={"global": SEQUENCES, "micro": SEQUENCES // (row["dp"] * row["accumulation"])},
+            precision={"compute": row["precision"]},
+        )
+    )
+    plan = resolve(run, arch_from_model(run.model))
+    check_supported(plan)
+    return replace(plan, optimizer=optimizer_of(OPTIMIZERS[0]))
+
+
+def legal(row: Row) -> bool:
+    try:
+        return plan_of(row).degrees.ranks <= RANKS
+    except (RequestError, NotImplementedError):
+        return False
+
+
+def cover() -> list[Row]:
+    return pairwise(AXES, legal)
+
+
+def test_features_meet_in_pairs() -> None:
+    rows = cover()
+    assert len(rows) <= 40
+    met = {pair for row in rows for pair in pairs_of(row)}
+    for name, values in AXES.items():
+        for value in values:
+            assert any(row[name] == value for row in rows), f"{name} = {value} runs nowhere"
+    for pair in (
+        (("zero", 3), ("pipe", "zb-v")), (("zero", 2), ("tp", 2)), (("tied", True), ("pipe", "1f1b")),
+        (("dropout", 0.25), ("recompute", "full")), (("family", "gpt2"), ("tp", 2)),
+    ):  # fmt: skip
+        assert pair in met
+
+
+@pytest.mark.timeout(340)
+def test_every_two_features_together_equal_one_process(tmp_path: Path) -> None:
+    rungs: dict[str, list[Rung]] = defaultdict(list)
+    for row in cover():
+        plan = plan_of(row)
+        told = ", ".join(f"{name} {value}" for name, value in row.items())
+        rungs[replace(plan, precision=DOUBLE).math].append(Rung((told,), plan))
+    jobs = [job(name, tmp_path, each) for name, each in rungs.items()]
+    reports = climb(jobs, RANKS, timeout=330)
+    assert not (wrong := list(_differing(jobs, reports))), "\n".join(wrong)
+
+
+def _differing(jobs: list[Job], reports: Any) -> Any:
+    for each, of_job in zip(jobs, reports, strict=True):
+        for rung, of_rung in zip(each.rungs, of_job, strict=True):
+            outcome = judge(rung, each.references, of_rung)
+            if not outcome.ok:
+                yield f"{rung.name}: {outcome.first}"
