@@ -1,0 +1,238 @@
+"""Checkpoints beside torch.distributed.checkpoint: the same 1 GB, the same two ranks, the same folder.
+
+    python benchmarks/checkpoint.py                       5 rounds
+    python benchmarks/checkpoint.py --json FILE           the figures as JSON too
+
+The state: weights and both moments of AdamW of 82 million parameters in float32, sharded over two ranks (ours: ZeRO-3;
+theirs: DTensors cut along dim 0). Both sides live in one launch and take turns. Wall seconds are the slower rank's; CPU seconds
+(`time.process_time`: all threads and the kernel) are the mean over ranks, and hold where others use the machine too.
+A figure is the median over rounds, a ratio the median of the rounds' ratios, ours / theirs.
+
+    save      until the checkpoint is on disk, flushed (both sides flush)
+    blocked   how long an asynchronous save keeps the step
+    load      into the layout that saved it
+    reshard   into another layout: tensor-parallel (ours), cut along dim 1 (theirs)
+
+Ours verifies a digest of every block and a fingerprint of every tensor at save and load; theirs verifies nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from meshwright.arch.arch import Arch
+from meshwright.checkpoint.loader import load
+from meshwright.checkpoint.saver import Progress, Saver
+from meshwright.checkpoint.state import shapes, total_bytes
+from meshwright.comm.agree import Side
+from meshwright.comm.mesh import Mesh
+from meshwright.launch.rank import prepare
+from meshwright.layout.axes import Degrees
+from meshwright.parallel.engine import Engine
+from meshwright.plan import plan as plans
+from meshwright.plan.rules import canonical
+
+WORLD = 2
+ARCH = Arch("llama", layers=5, hidden=1024, heads=8, kv_heads=8, head_dim=128, ffn=2816, vocab=8192)
+
+
+def plan_of(degrees: Degrees, zero: int) -> plans.Plan:
+    return canonical(
+        plans.Plan(
+            name="benchmark",
+            seed=0,
+            arch=ARCH,
+            start=plans.Start(),
+            data=plans.Data(sequence_length=128),
+            batch=plans.Batch(8, 1),
+            optimizer=plans.Optimizer(),
+            precision=plans.Precision(),
+            degrees=degrees,
+            sharding=plans.Sharding(zero),
+            pipeline=plans.Pipeline(stages=(ARCH.layers,)),
+            context=plans.ContextSplit(),
+            execution=plans.Execution(),
+        )
+    )
+
+
+class Ours:
+    name = "meshwright"
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._side = root / "ours", Side()
+        saved, other = plan_of(Degrees(dp=WORLD), 3), plan_of(Degrees(tp=WORLD), 0)
+        self._engine = Engine(saved, Mesh.of(saved).start())
+        self._other = Engine(other, Mesh.of(other).start())
+        self._step = 0
+
+    def _saver(self, asynchronous: bool) -> Saver:
+        return Saver(self._engine, self._root, keep=1, asynchronous=asynchronous, side=self._side)
+
+    def save(self) -> tuple[float, float]:
+        self._step += 1
+        return timed(lambda: self._saver(False).save(Progress(self._step, 0)))
+
+    def blocked(self) -> tuple[float, float]:
+        self._step += 1
+        saver = self._saver(True)
+        saver.save(Progress(self._step, 0))  # buffers are kept from save to save
+        saver.wait()
+        seconds = timed(lambda: saver.save(Progress(self._step, 0)))
+        saver.wait()
+        return seconds
+
+    def load(self) -> tuple[float, float]:
+        return timed(lambda: load(self._engine, self._root, self._side))
+
+    def reshard(self) -> tuple[float, float]:
+        return timed(lambda: load(self._other, self._root, self._side))
+
+
+class Theirs:
+    name = "torch.distributed.checkpoint"
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._step = root / "theirs", 0
+        self._root.mkdir(exist_ok=True)
+        self._mesh = init_device_mesh("cpu", (WORLD,))
+        self._group = dist.new_group(backend="gloo")
+        names = shapes(plan_of(Degrees(dp=WORLD), 3)).items()
+        self._state = {name: self._cut(shape, 0) for name, (shape, _) in names}
+        self._other = {name: self._cut(shape, min(len(shape) - 1, 1)) for name, (shape, _) in names}
+
+    def _cut(self, shape: tuple[int, ...], dim: int) -> DTensor:
+        whole: Tensor = (
+            torch.randn(shape, generator=torch.Generator().manual_seed(0)) if dim == 0 else torch.empty(shape)
+        )
+        return distribute_tensor(whole, self._mesh, [Shard(dim)])
+
+    def _folder(self) -> str:
+        return str(self._root / str(self._step))
+
+    def _next(self) -> None:
+        dist.barrier()
+        if dist.get_rank() == 0 and self._step:
+            shutil.rmtree(self._folder())
+        dist.barrier()
+        self._step += 1
+
+    def save(self) -> tuple[float, float]:
+        self._next()
+        return timed(lambda: dcp.save(self._state, checkpoint_id=self._folder()))
+
+    def blocked(self) -> tuple[float, float]:
+        self._next()
+        futures: list[Any] = []
+        seconds = timed(
+            lambda: futures.append(dcp.async_save(self._state, checkpoint_id=self._folder(), process_group=self._group))
+        )
+        futures[0].result()
+        return seconds
+
+    def load(self) -> tuple[float, float]:
+        return timed(lambda: dcp.load(self._state, checkpoint_id=self._folder()))
+
+    def reshard(self) -> tuple[float, float]:
+        return timed(lambda: dcp.load(self._other, checkpoint_id=self._folder()))
+
+
+def timed(action: Callable[[], object]) -> tuple[float, float]:
+    """Wall seconds of the slower rank, CPU seconds of the mean rank."""
+    dist.barrier()
+    wall, cpu = time.perf_counter(), time.process_time()
+    action()
+    taken = torch.tensor([time.perf_counter() - wall, time.process_time() - cpu], dtype=torch.float64)
+    slower, total = taken.clone(), taken.clone()
+    dist.all_reduce(slower, op=dist.ReduceOp.MAX)
+    dist.all_reduce(total)
+    return float(slower[0]), float(total[1]) / WORLD
+
+
+MEASURES = ("save", "blocked", "load", "reshard")
+
+
+def rank_main(rank: int, folder: str, rounds: int, out: str) -> None:
+    prepare(num_threads=1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+    sides = [Ours(Path(folder)), Theirs(Path(folder))]
+    seconds: dict[str, dict[str, list[tuple[float, float]]]] = {
+        name: {side.name: [] for side in sides} for name in MEASURES
+    }
+    for number in range(rounds + 1):  # the first warms up
+        for side in sides if number % 2 else reversed(sides):
+            for name in MEASURES:
+                taken = getattr(side, name)()
+                if number:
+                    seconds[name][side.name].append(taken)
+    if rank == 0:
+        Path(out).write_text(json.dumps(seconds))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE")
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
+        out = str(Path(folder) / "figures.json")
+        torch.multiprocessing.spawn(rank_main, (folder, arguments.rounds, out), WORLD)
+        seconds = json.loads(Path(out).read_text())
+    num_bytes = total_bytes(plan_of(Degrees(dp=WORLD), 3))
+    figures: dict[str, Any] = {}
+    print(f"{num_bytes / 1e9:.2f} GB, {WORLD} ranks, {arguments.rounds} rounds, torch {torch.__version__}")
+    print(f"{'':10}{'':6}{'ours s':>10}{'theirs s':>10}{'ratio':>8}   (rounds)")
+    for name, taken in seconds.items():
+        for place, clock in enumerate(("wall", "cpu")):
+            ours, theirs = ([pair[place] for pair in taken[side]] for side in (Ours.name, Theirs.name))
+            ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+            row = {
+                "ours_s": statistics.median(ours),
+                "theirs_s": statistics.median(theirs),
+                "ratio": statistics.median(ratios),
+                "ratios": ratios,
+            }
+            figures.setdefault(name, {})[clock] = row
+            shown = " ".join(f"{ratio:.2f}" for ratio in ratios)
+            print(f"{name:10}{clock:6}{row['ours_s']:10.3f}{row['theirs_s']:10.3f}{row['ratio']:8.2f}   {shown}")
+    if arguments.json:
+        value = {
+            "bytes": num_bytes,
+            "ranks": WORLD,
+            "rounds": arguments.rounds,
+            "torch": torch.__version__,
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "load": os.getloadavg(),
+            "figures": figures,
+        }
+        with contextlib.suppress(FileExistsError):
+            Path(arguments.json).parent.mkdir(parents=True)
+        Path(arguments.json).write_text(json.dumps(value, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
