@@ -36,17 +36,17 @@ REAL = (
      "mesh.dp=64", "batch.micro=1", "batch.global=2048", "parallel.zero=1", "precision.compute=bfloat16")),
     ("Llama 7B, ZeRO-1", "h100-sxm", ("model.preset=llama2-7b", "data.sequence_length=4096", "mesh.dp=128",
      "batch.micro=1", "batch.global=1024", "parallel.zero=1", "precision.compute=bfloat16")),
-    ("Llama 3 405B, 16,384 devices", "h100-sxm", ("model.preset=llama3.1-405b", "data.sequence_length=8192", "mesh.tp=8",
-     "mesh.pp=16", "mesh.dp=128", "batch.micro=1", "batch.global=2048", "parallel.zero=2", "precision.compute=bfloat16",
-     "parallel.schedule=interleaved", "parallel.chunks=8")),
+    ("Llama 3 405B, 16,384 devices", "h100-sxm", ("model.preset=llama3.1-405b", "data.sequence_length=8192",
+     "mesh.tp=8", "mesh.pp=16", "mesh.dp=128", "batch.micro=1", "batch.global=2048", "parallel.zero=2", "precision.compute=bfloat16",
+     "parallel.recompute=selective", "parallel.schedule=interleaved", "parallel.chunks=8")),
     ("BLOOM 176B", "a100-80gb-sxm", ("model.preset=bloom-176b", "data.sequence_length=2048", "mesh.tp=4", "mesh.pp=12",
      "mesh.dp=8", "batch.micro=2", "batch.global=2048", "parallel.zero=1", "parallel.recompute=full",
      "parallel.sequence=false", "precision.compute=bfloat16", f"parallel.stages={[5] + [6] * 10 + [5]}",
      "cluster.software.attention=unfused", "cluster.software.host=legacy", "cluster.network.bytes_per_s=6.25e9",
      "cluster.network.measured_bytes_per_s=0.75e9")),
     ("Nemotron-4 340B", "h100-sxm", ("model.family=llama", "model.layers=96", "model.hidden=18432", "model.heads=96",
-     "model.kv_heads=8", "model.ffn=49152", "model.vocab=256000", "data.sequence_length=4096", "mesh.tp=8", "mesh.pp=12",
-     "mesh.dp=64", "batch.micro=1", "batch.global=2304", "parallel.zero=1", "precision.compute=bfloat16",
+     "model.kv_heads=8", "model.ffn=49152", "model.vocab=256000", "data.sequence_length=4096", "mesh.tp=8",
+     "mesh.pp=12", "mesh.dp=64", "batch.micro=1", "batch.global=2304", "parallel.zero=1", "precision.compute=bfloat16",
      "parallel.schedule=interleaved", "parallel.chunks=8")),
 )  # fmt: skip
 """Layouts as their authors describe them; batch sizes and types where they state them."""
@@ -72,14 +72,12 @@ def runs() -> Iterator[str]:
     out = np.empty_like(base)
     for name, errors in left.items():
         out[sources == name] = errors
+    groups = {name: sources == name for name in left}
+    groups |= {"**all**": base == base, "**dense**": ~experts, "**with experts**": experts}
     rows = [
-        (name, str(np.sum(sources == name)), spread(out[sources == name]), f"{100 * np.median(out[sources == name]):+.1f}",
-         spread(base[sources == name]))
-        for name in left
-    ]  # fmt: skip
-    for label, which in (("all", base == base), ("dense", ~experts), ("with experts", experts)):
-        rows.append((f"**{label}**", str(np.sum(which)), f"**{spread(out[which])}**", f"{100 * np.median(out[which]):+.1f}",
-                     spread(base[which])))  # fmt: skip
+        (name, str(np.sum(which)), spread(out[which]), f"{100 * np.median(out[which]):+.1f}", spread(base[which]))
+        for name, which in groups.items()
+    ]
     yield from table(("publication", "runs", "left out", "signed", "shipped"), rows)
     within = np.mean(np.abs(out[~experts]) <= 0.2)
     yield ""
@@ -107,8 +105,11 @@ def constants() -> Iterator[str]:
     """The fitted ones, and how many of the others there are."""
     fitted = [each for each in CONSTANTS.values() if each.kind is Kind.FITTED]
     priors = fitting.PRIORS
-    rows = [(f"`{each.name}`", f"{each.value:g}", f"{priors[each.name][0]:g} ± {100 * priors[each.name][1]:.0f} %",
-             each.source.replace("published step times, docs/pricing.md", "step times").lstrip(": ")) for each in fitted]  # fmt: skip
+    known = {name: f"{value:g} ± {100 * width:.0f} %" for name, (value, width) in priors.items()}
+    rows = [
+        (f"`{each.name}`", f"{each.value:g}", known[each.name], each.source.replace(", docs/pricing.md", ""))
+        for each in fitted
+    ]
     yield from table(("constant", "fitted", "known before", "from"), rows)
     count = {kind: sum(each.kind is kind for each in CONSTANTS.values()) for kind in Kind}
     yield ""
@@ -162,8 +163,8 @@ def million() -> Layouts:
     draw, count = np.random.default_rng(0), 1_000_000
     tp, pp, cp = 2.0 ** draw.integers(0, 4, count), 2.0 ** draw.integers(0, 6, count), 2.0 ** draw.integers(0, 3, count)
     dp, micro = 4096 / (tp * pp * cp), 2.0 ** draw.integers(0, 4, count)
-    return layouts(96, dp=dp, tp=tp, pp=pp, cp=cp, micro=micro, sequences=dp * micro * 2.0 ** draw.integers(0, 5, count),
-                   zero=draw.integers(0, 4, count), recompute=draw.integers(0, 3, count), sequence=tp > 1)  # fmt: skip
+    sequences = dp * micro * 2.0 ** draw.integers(0, 5, count)
+    return layouts(96, dp=dp, tp=tp, pp=pp, cp=cp, micro=micro, sequences=sequences, zero=draw.integers(0, 4, count), recompute=draw.integers(0, 3, count), sequence=tp > 1)  # fmt: skip
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ FIGURES: Mapping[str, Figure] = {
         "4sbh·keys/t FLOPs at its kernel's share; elementwise: bytes over memory bandwidth",
         "constants below; the device's file",
         ("matrix.wave", "matrix.ramp_k", "attention.ramp_tokens", "elementwise.stream", "memory.share", "clock.power")),
-    "time.tp": Figure("2 all-reduces of 2sbh bytes a pass and block: 2(t-1)/t·S/B + latency; or 2 gathers, 2 scatters, "
+    "time.tp": Figure("2 all-reduces of 2sbh bytes a pass and block: 2(t-1)/t·S/B + latency; 2 gathers, 2 scatters, "
                       "backward one gather more (sequence parallel)", f"arXiv:1909.08053, {_KORTHIKANTI}; {_NCCL}",
                       ("link.node", "link.call_s", "overlap.tensor")),
     "time.cp": Figure("(c-1) x max(hop - core, latency) forward, twice the bytes backward; a hop sends keys and values",

@@ -82,6 +82,18 @@ def kept(
     return Kept(**{name: total / arch.layers / sequence for name, total in sums.items()})
 
 
+@lru_cache(maxsize=64)
+def routed_share(arch: Arch, sequence: int) -> float:
+    """The part of the blocks' saved tensors that belongs to routed tokens: it goes with how many a rank receives."""
+    setting = Setting(1, sequence, fused_norms=True)
+    sizes = [
+        (each.name.startswith("mlp.experts"), each.elements * each.role.num_bytes(Dtype.BFLOAT16))
+        for unit in range(1, arch.layers + 1)
+        for each in saved(arch, unit, setting)
+    ]
+    return sum(size for is_routed, size in sizes if is_routed) / sum(size for _, size in sizes)
+
+
 _MULTIPLIED = ("_norm.output", "attention.output", ".product", "experts.input")
 """Tensors kept as inputs of products."""
 

@@ -7,12 +7,12 @@ one exists, else from the closed forms; traffic always from the program's ledger
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from meshwright.arch.arithmetic import Convention, OperationKind, flops_per_sequence, operations
-from meshwright.config.choices import Recompute
+from meshwright.config.choices import Documents, Recompute
 from meshwright.layout.axes import Coordinates
 from meshwright.plan.action import Kind
 from meshwright.plan.folds.ledger import Row
@@ -26,7 +26,7 @@ from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster, Following
 from meshwright.price.estimate import Estimates, estimate
 from meshwright.price.layouts import of_plan
-from meshwright.price.memory import CATEGORIES
+from meshwright.price.memory import CATEGORIES, routed_share
 from meshwright.price.target import Target, target_of
 from meshwright.price.times import PARTS
 from meshwright.price.traffic import traffic
@@ -73,6 +73,25 @@ class Price:
     def spread(self) -> float:
         """The part by which the step time may be off, on either side."""
         return EXPERTS_RANGE if self.plan.arch.experts else DENSE_RANGE
+
+    @cached_property
+    def range_seconds(self) -> tuple[float, float]:
+        """Where the step time lies. Masked documents see fewer keys, at the least none but their own token."""
+        low = self.step_seconds
+        if self.plan.data.documents is Documents.MASKED:
+            arch = replace(self.plan.arch, sliding_window=1, windowed_layers=())
+            low = float(estimate(replace(self.target, arch=arch), of_plan(self.plan)).times.step[0])
+        return low * (1 - self.spread), self.step_seconds * (1 + self.spread)
+
+    @cached_property
+    def worst_peak(self) -> int:
+        """The peak if routing sent every token of an expert group to one rank; equal to the peak without experts."""
+        ep, tokens = self.plan.degrees.ep, self.plan.batch.micro * self.plan.data.sequence_length
+        if self.plan.arch.experts is None or ep == 1:
+            return self.memory["peak"]
+        share = routed_share(self.plan.arch, self.plan.data.sequence_length)
+        most = min(ep, self.plan.arch.experts.count / self.plan.arch.experts.active) if tokens else 1
+        return int(self.memory["peak"] + self.memory["activations"] * share * (most - 1))
 
     @cached_property
     def is_folded(self) -> bool:
@@ -191,7 +210,8 @@ class Price:
             },
             "fits": self.fits,
             "peak_at": self.fullest,
-            "range": [self.step_seconds * (1 - self.spread), self.step_seconds * (1 + self.spread)],
+            "range": list(self.range_seconds),
+            "worst_routing_peak": self.worst_peak,
             "dollars_per_step": self.dollars_per_step,
         }
 

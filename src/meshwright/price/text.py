@@ -36,12 +36,12 @@ def table(price: Price) -> Iterator[str]:
 
 
 def _time(price: Price) -> Iterator[str]:
-    step, spread = price.step_seconds, price.spread
-    low, high = _seconds(step * (1 - spread)), _seconds(step * (1 + spread))
-    yield f"time of a step  {_seconds(step)}   (between {low} and {high})"
+    step = price.step_seconds
+    low, high = map(seconds_text, price.range_seconds)
+    yield f"time of a step  {seconds_text(step)}   (between {low} and {high})"
     for name, seconds in sorted(price.parts.items(), key=lambda part: -part[1]):
         if abs(seconds) > step * 5e-4:
-            yield f"  {_WORDS[name]:<32} {_seconds(seconds):>9}  {100 * seconds / step:5.1f} %"
+            yield f"  {_WORDS[name]:<32} {seconds_text(seconds):>9}  {100 * seconds / step:5.1f} %"
     ranks = price.plan.degrees.ranks
     flops = price.flops
     rates = {
@@ -64,12 +64,14 @@ def _memory(price: Price) -> Iterator[str]:
     memory = price.memory
     room = price.cluster.device.memory_bytes
     verdict = "fits" if price.fits else "DOES NOT FIT"
-    yield f"memory of a rank  {_bytes(memory['peak'])} at most, at {price.fullest}; {verdict} in {_bytes(room)}"
+    yield f"memory of a rank  {bytes_text(memory['peak'])} at most, at {price.fullest}; {verdict} in {bytes_text(room)}"
     for name in CATEGORIES:
         if memory[name]:
-            yield f"  {name:<32} {_bytes(memory[name]):>10}"
-    yield f"  {'allocated / reserved / device':<32} {_bytes(memory['peak']):>10} / " + (
-        f"{_bytes(memory['reserved'])} / {_bytes(memory['device'])}"
+            yield f"  {name:<32} {bytes_text(memory[name]):>10}"
+    if price.worst_peak > memory["peak"]:
+        yield f"  {'at most, all tokens to one rank':<32} {bytes_text(price.worst_peak):>10}"
+    yield f"  {'allocated / reserved / device':<32} {bytes_text(memory['peak']):>10} / " + (
+        f"{bytes_text(memory['reserved'])} / {bytes_text(memory['device'])}"
     )
 
 
@@ -78,7 +80,7 @@ def _traffic(price: Price) -> Iterator[str]:
     cells = [("group", "ranks", "operation", "phase", "calls", "payload", "sent")]
     for row in price.traffic:
         names = row.group.value, str(row.ranks), row.operation.value, row.phase.value
-        cells.append((*names, str(row.calls), _bytes(row.payload_bytes), _bytes(row.sent_bytes)))
+        cells.append((*names, str(row.calls), bytes_text(row.payload_bytes), bytes_text(row.sent_bytes)))
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     for line in cells:
         left = "  ".join(cell.ljust(width) for cell, width in zip(line[:4], widths[:4], strict=True))
@@ -90,12 +92,12 @@ def _rate(flops: float) -> str:
     return f"{flops / 1e12:8.1f} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:8.1f} GFLOP/s"
 
 
-def _bytes(size: float) -> str:
+def bytes_text(size: float) -> str:
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:.2f} {unit}"
     return f"{size:.0f} B"
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:.2f} ms"

@@ -123,3 +123,12 @@ def test_slower_links_and_smaller_devices_never_help() -> None:
     assert ask(*RUN, "cluster.network.bytes_per_s=1e9", gpus=16).step_seconds > step
     assert ask(*RUN, "cluster.device.power_w=350", gpus=16).step_seconds > step
     assert ask(*RUN, "parallel.recompute=full", gpus=16).step_seconds > step
+
+
+def test_what_depends_on_the_data_is_a_range() -> None:
+    """Documents of unknown lengths: from no attention at all to one document a sequence."""
+    whole, ragged = ask(*RUN, gpus=16), ask(*RUN, "data.documents=masked", gpus=16)
+    assert ragged.range_seconds[1] == whole.range_seconds[1]
+    assert ragged.range_seconds[0] < 0.97 * whole.range_seconds[0]
+    experts = ask("model.preset=qwen3-30b-a3b", *RUN[2:], gpus=16)
+    assert experts.spread == 2 * whole.spread
