@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from meshwright.parallel.data_parallel import data_parallel
     from meshwright.plan.front import plan_run as plan
     from meshwright.price.price import price
+    from meshwright.price.search import search
 
-__all__ = ["Mesh", "data_parallel", "plan", "price"]
+__all__ = ["Mesh", "data_parallel", "plan", "price", "search"]
 
 
 def __getattr__(name: str) -> object:
@@ -28,6 +29,10 @@ def __getattr__(name: str) -> object:
         from meshwright.comm.mesh import Mesh
 
         return Mesh
+    if name == "search":
+        from meshwright.price.search import search
+
+        return search
     if name == "data_parallel":
         from meshwright.parallel.data_parallel import data_parallel
 

@@ -19,8 +19,9 @@ _VISITING = 3.0  # buckets on the device at once
 
 def kept_home(layouts: Layouts, category: str) -> Array:
     """1 where a category of state lives on the device, 0 where it lives elsewhere."""
-    owner = Offload.PARAMS if category == "parameters" else Offload.OPTIMIZER
-    return np.asarray(layouts.offload != OFFLOADS.index(owner), dtype=np.float64)
+    if category == "parameters":  # what stays gathered until backward is on the device
+        return np.asarray((layouts.offload != OFFLOADS.index(Offload.PARAMS)) | (layouts.reshard == 0), dtype=np.float64)
+    return np.asarray(layouts.offload != OFFLOADS.index(Offload.OPTIMIZER), dtype=np.float64)
 
 
 def guest_bytes(target: Target, layouts: Layouts, states: dict[str, Array], blocks: Array) -> Array:

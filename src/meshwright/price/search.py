@@ -213,7 +213,7 @@ def _price_block(
         for kind, away in ((Offload.OPTIMIZER, memory.optimizer + memory.master), (Offload.PARAMS, memory.parameters)):
             able = ~fits & (away > 0) & (memory.reserved - away <= room)
             if kind is Offload.PARAMS:
-                able &= points.zero == 3
+                able &= (points.zero == 3) & (points.reshard > 0)
             if not able.any():
                 continue
             index = OFFLOADS.index(kind)
