@@ -117,7 +117,7 @@ FAULTS = [
     # ------------------------------------------------------------------ collectives
     Fault(
         "a reduce-scatter forgets the third rank", "comm/operations.py",
-        "for part in parts[2:]:", "for part in parts[3:]:",
+        "    for part in after:\n", "    for part in after[1:]:\n",
         runs({"dp": 3}, micro=2, parallel={"zero": 1}), "head.weight", "missing sum",
     ),
     Fault(
@@ -144,11 +144,11 @@ FAULTS = [
     Fault(
         "receives posted last first", BORDERS,
         "            self._due[peer].reverse()\n", "",
-        PIPE, "layers.1",
+        PIPE, program="means",
     ),
     Fault(
         "a received value is not waited for", BORDERS,
-        "            out.wait(self._posted[needed])\n", "            pass\n",
+        "            out.wait(self._posted[message])\n", "            pass\n",
         PIPE, program="value",
     ),
     Fault(

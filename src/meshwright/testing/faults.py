@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,20 +110,25 @@ def try_fault(fault: Fault | None, run: Tables | None = None, timeout: float = 1
                 out, told = process.communicate(json.dumps([str(path), tables]), timeout)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                return Trial(error=f"did not end within {timeout:g} s")
-    words = out.rpartition("\n{")[2] if "\n{" in out else out.lstrip("{")
-    try:
-        return Trial(**json.loads("{" + words))
-    except (json.JSONDecodeError, TypeError):
-        return Trial(error=told.strip()[-2000:] or f"ended with code {process.returncode}")
+                out, _ = process.communicate()
+                told = f"did not end within {timeout:g} s"
+    found = [Trial(**json.loads(line)) for line in out.splitlines() if line.startswith("{")]
+    if len(found) == 2:
+        return found[-1]
+    error = told.strip()[-2000:] or f"ended with code {process.returncode}"
+    return replace(found[0], error=error) if found else Trial(error=error)
 
 
 def child() -> None:
-    """The other end of `try_fault`: reads tables from standard input, prints a Trial as the last line."""
+    """The other end of `try_fault`: reads tables, prints what it knows before anything runs, and then the rest."""
     where, tables = json.loads(sys.stdin.read())
     if not Path(meshwright.__file__).is_relative_to(where):
         raise FaultError(f"the trial imported {meshwright.__file__}, not the copy")
-    print("\n" + json.dumps(asdict(_attempt(tables))), flush=True)
+    _tell(_attempt(tables))
+
+
+def _tell(trial: Trial) -> None:
+    print("\n" + json.dumps(asdict(trial)), flush=True)
 
 
 def _attempt(tables: Tables) -> Trial:
@@ -136,6 +141,7 @@ def _attempt(tables: Tables) -> Trial:
     run = build_run(m0_bytes(**{section: dict(keys) for section, keys in tables.items()}))
     rung = ladder(resolve(run, arch_from_model(run.model)))[-1]
     program, hangs = _program(rung.plan)
+    _tell(Trial(program=program))
     if hangs:
         return Trial(program=program)
     ledger, memory = _dry(rung.plan)

@@ -19,7 +19,9 @@ NAME = "verify"
 HELP = "prove a layout equal to one float64 process, one axis and feature after the other"
 EXAMPLES = """\
 meshwright verify mesh.dp=2
-meshwright verify run.toml parallel.zero=3 --json"""
+meshwright verify run.toml parallel.zero=3 --json
+meshwright verify run.toml --dry-run --rank 7           any rank of any world on this machine: ledger and memory
+meshwright verify mesh.dp=2 --labels masks.npy          loss normalisation on your own masks, (G, S), -100 untrained"""
 
 _HEAD = ("rung", "loss", "gradient", "norm", "update", "worst")
 _STYLES = {r"\bequal$": "green", r"(?m)^.*DIFFERS.*$": "bold red"}
@@ -29,12 +31,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take a run, its overrides, and the number of ranks."""
     request.run_file_arguments(parser)
     parser.add_argument("--ranks", type=request.positive, metavar="N", help='ranks of the run; for mesh.dp = "fill"')
+    parser.add_argument("--dry-run", action="store_true", help="one rank's real program with fake tensors, no ranks")
+    parser.add_argument("--rank", type=request.natural, default=0, metavar="R", help="of --dry-run (default 0)")
+    parser.add_argument("--labels", metavar="FILE.npy", help="check the loss on these labels of a global batch")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Climb the ladder; print a table, or the object of ``--json``. 0 where every rung is equal, else 1."""
     _check_alone()
     run_config, plan = request.planned(arguments, None)
+    if arguments.dry_run or arguments.labels:
+        from meshwright.cli import proofs
+
+        device = run_config.train.device
+        proof = proofs.dry(plan, arguments.rank, device) if arguments.dry_run else proofs.labels(plan, arguments.labels)
+        print_json(proof.json) if arguments.json else print_styled("\n".join(proof.lines), _STYLES, sys.stdout)
+        return 0 if proof.ok else 1
     from meshwright.launch.local import exit_code
     from meshwright.verify.verify import verify
 
