@@ -26,6 +26,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -265,7 +266,14 @@ def main() -> None:
     parser.add_argument("--peak", action="store_true", help="peak bytes instead of time")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    report: dict[str, Any] = {"hardware": hardware(), "ranks": asked.ranks, "rounds": asked.rounds, "pairs": {}}
+    command = f"python benchmarks/zero.py {' '.join(sys.argv[1:])}"
+    report: dict[str, Any] = {
+        "command": command,
+        "hardware": hardware(),
+        "ranks": asked.ranks,
+        "rounds": asked.rounds,
+        "pairs": {},
+    }
     print(f"{asked.ranks} ranks, {hardware()}")
     for pair in asked.pairs:
         peer = PAIRS[pair][0]
