@@ -33,9 +33,6 @@ class Unbuilt:
 UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("mesh.cp", "context parallelism"),
     Unbuilt("mesh.ep", "expert parallelism"),
-    Unbuilt("parallel.zero", "ZeRO"),
-    Unbuilt("parallel.zero_shard_within", "hybrid sharding"),
-    Unbuilt("parallel.reshard_after_forward", "ZeRO stage 3"),
     Unbuilt("parallel.asynchronous_tensor", "asynchronous tensor parallelism (CUDA)"),
     Unbuilt("parallel.context", "context parallelism"),
     Unbuilt("parallel.context_inner", "context parallelism"),
