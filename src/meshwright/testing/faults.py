@@ -32,7 +32,7 @@ import meshwright
 from meshwright.launch.environment import Place, snapshot
 from meshwright.launch.status import RankStatus
 
-__all__ = ["Fault", "FaultError", "Trial", "apply", "try_fault"]
+__all__ = ["Fault", "FaultError", "Tables", "Trial", "apply", "child", "try_fault"]
 
 Tables = Mapping[str, Mapping[str, Any]]
 """A run file's sections, over the tiny settings of `testing.models`."""

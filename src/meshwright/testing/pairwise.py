@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, islice, product
 from typing import Any
 
-__all__ = ["Row", "pairs_of", "pairwise"]
+__all__ = ["Pair", "Row", "pairs_of", "pairwise"]
 
 Row = dict[str, Any]
 """One value of each axis."""
