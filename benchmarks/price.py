@@ -37,9 +37,11 @@ REAL = (
     ("Llama 7B, ZeRO-1", "h100-sxm", ("model.preset=llama2-7b", "data.sequence_length=4096", "mesh.dp=128",
      "batch.micro=1", "batch.global=1024", "parallel.zero=1", "precision.compute=bfloat16")),
     ("Llama 3 405B, 16,384 devices", "h100-sxm", ("model.preset=llama3.1-405b", "data.sequence_length=8192",
-     "mesh.tp=8", "mesh.pp=16", "mesh.dp=128", "batch.micro=1", "batch.global=2048", "parallel.zero=2", "precision.compute=bfloat16",
-     "parallel.recompute=selective", "parallel.schedule=interleaved", "parallel.chunks=8")),
-    ("BLOOM 176B", "a100-80gb-sxm", ("model.preset=bloom-176b", "data.sequence_length=2048", "mesh.tp=4", "mesh.pp=12",
+     "mesh.tp=8", "mesh.pp=16", "mesh.dp=128", "batch.micro=1", "batch.global=2048", "parallel.zero=2",
+     "precision.compute=bfloat16", "parallel.recompute=selective", "parallel.schedule=interleaved",
+     "parallel.chunks=8")),
+    ("BLOOM 176B", "a100-80gb-sxm", ("model.preset=bloom-176b", "data.sequence_length=2048", "mesh.tp=4",
+     "mesh.pp=12",
      "mesh.dp=8", "batch.micro=2", "batch.global=2048", "parallel.zero=1", "parallel.recompute=full",
      "parallel.sequence=false", "precision.compute=bfloat16", f"parallel.stages={[5] + [6] * 10 + [5]}",
      "cluster.software.attention=unfused", "cluster.software.host=legacy", "cluster.network.bytes_per_s=6.25e9",
@@ -164,7 +166,10 @@ def million() -> Layouts:
     tp, pp, cp = 2.0 ** draw.integers(0, 4, count), 2.0 ** draw.integers(0, 6, count), 2.0 ** draw.integers(0, 3, count)
     dp, micro = 4096 / (tp * pp * cp), 2.0 ** draw.integers(0, 4, count)
     sequences = dp * micro * 2.0 ** draw.integers(0, 5, count)
-    return layouts(96, dp=dp, tp=tp, pp=pp, cp=cp, micro=micro, sequences=sequences, zero=draw.integers(0, 4, count), recompute=draw.integers(0, 3, count), sequence=tp > 1)  # fmt: skip
+    return layouts(
+        96, dp=dp, tp=tp, pp=pp, cp=cp, micro=micro, sequences=sequences, zero=draw.integers(0, 4, count),
+        recompute=draw.integers(0, 3, count), sequence=tp > 1,
+    )  # fmt: skip
 
 
 def main() -> None:
