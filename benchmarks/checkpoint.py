@@ -4,9 +4,9 @@
     python benchmarks/checkpoint.py --json FILE           the figures as JSON too
 
 The state: weights and both moments of AdamW of 82 million parameters in float32, sharded over two ranks (ours: ZeRO-3;
-theirs: DTensors cut along dim 0). Both sides live in one launch and take turns. Wall seconds are the slower rank's; CPU seconds
-(`time.process_time`: all threads and the kernel) are the mean over ranks, and hold where others use the machine too.
-A figure is the median over rounds, a ratio the median of the rounds' ratios, ours / theirs.
+theirs: DTensors cut along dim 0). Both sides live in one launch and take turns. Wall seconds are the slower rank's;
+CPU seconds (`time.process_time`: all threads and the kernel) are the mean over ranks, and hold where others use the
+machine too. A figure is the median over rounds, a ratio the median of the rounds' ratios, ours / theirs.
 
     save      until the checkpoint is on disk, flushed (both sides flush)
     blocked   how long an asynchronous save keeps the step

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from meshwright.layout.fingerprint import add, multipliers
+from meshwright.layout.fingerprint import Words, add, multipliers
 from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import Rectangle
 
@@ -42,8 +45,29 @@ def fingerprint(view: Tensor, rectangle: Rectangle) -> int:
         return 0
     bits = view.detach().view(_UNSIGNED[view.element_size()])
     spans = enumerate(zip(rectangle.start, rectangle.extent, strict=True))
-    tables = [torch.from_numpy(multipliers(dim, *span).view("int64")).to(view.device) for dim, span in spans]
+    words = [multipliers(dim, *span) for dim, span in spans]
+    if view.device.type == "cpu":
+        return _sum_on_host(bits.numpy().view(f"u{view.element_size()}"), words)
+    tables = [torch.from_numpy(each.view("int64")).to(view.device) for each in words]
     return int(_sum(bits, tables)) & _BITS
+
+
+def _sum_on_host(bits: npt.NDArray[np.unsignedinteger[Any]], tables: list[Words]) -> int:
+    """`_sum` in numpy, whose contraction of uint64 multiplies and adds in one pass: twice as fast as torch's two."""
+    if not tables:
+        return int(bits)
+    chunk = _CHUNK_ELEMENTS["cpu"]
+    row = bits[0].size
+    if row > chunk:
+        parts = np.array([_sum_on_host(each, tables[1:]) for each in bits], dtype=np.uint64)
+        return int(np.einsum("i,i->", parts, tables[0]))
+    total, run = 0, max(chunk // row, 1)
+    for low in range(0, bits.shape[0], run):
+        words = bits[low : low + run].astype(np.uint64)
+        for table in reversed(tables[1:]):
+            words = np.einsum("...j,j->...", words, table)
+        total += int(np.einsum("i,i->", words, tables[0][low : low + run]))
+    return total & _BITS
 
 
 def _sum(bits: Tensor, tables: list[Tensor]) -> Tensor:

@@ -46,12 +46,12 @@ def test_it_comes_in_learns_goes_out_and_speaks(
     monkeypatch.chdir(folder)
     assert told(capsys, "import", "hf", "imported")["tensors"] == 272
 
-    text = ["data.source=text.txt", "data.tokenizer=hf", "data.sequence_length=512"]
+    text = ["data.source=text.txt", "data.tokenizer=hf", "data.sequence_length=1024"]
     before = told(capsys, "evaluate", "imported", *text)
     ids = torch.tensor([transformers.AutoTokenizer.from_pretrained("hf")(Path("text.txt").read_text())["input_ids"]])
     reference = transformers.AutoModelForCausalLM.from_pretrained("hf", dtype=torch.float32).eval()
     with torch.no_grad():
-        spans = [ids[:, first : first + 513] for first in range(0, ids.shape[1] - 512, 512)]
+        spans = [ids[:, first : first + 1025] for first in range(0, ids.shape[1] - 1024, 1024)]
         losses = [torch.nn.functional.cross_entropy(reference(s[:, :-1]).logits[0], s[0, 1:]) for s in spans]
     assert abs(before["loss"] - float(torch.stack(losses).mean())) < 1e-3
     assert 1.5 < before["loss"] < 2.1  # nats a token; a uniform guess is ln 49152 = 10.8
