@@ -199,6 +199,7 @@ class Advice:
         fixed: dict[str, Any] = {f"mesh.{axis}": size for axis, size in mesh.items()}
         fixed |= {"mesh.order": [axis.value for axis in DEFAULT_ORDER], "parallel.offload": "none", **(options or {})}
         ranking = self.ranking
+        fixed |= ranking.fixed
         try:
             return search(ranking.run, ranking.gpus, ranking.cluster, top=1, fixed=fixed, budget=_HABIT_BUDGET).best
         except RequestError:
@@ -247,7 +248,11 @@ def short(keys: Mapping[str, Any]) -> str:
         words.append(f"{keys['parallel.recompute']} recompute")
     if keys["parallel.offload"] != "none":
         words.append(f"{keys['parallel.offload']} elsewhere")
-    return ", ".join([*words, f"micro-batch {keys['batch.micro']}"])
+    words.append(f"micro-batch {keys['batch.micro']}")
+    active = [axis for axis in keys["mesh.order"] if keys[f"mesh.{axis}"] > 1]
+    if active != [axis.value for axis in DEFAULT_ORDER if axis.value in active]:
+        words.append(f"order {' '.join(active)}")
+    return ", ".join(words)
 
 
 def _others(keys: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

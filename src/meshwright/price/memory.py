@@ -114,7 +114,7 @@ def _cut(name: str) -> str:
 
 def memories(target: Target, layouts: Layouts, held: Weights) -> Memory:
     """The memory of every layout."""
-    columns = [_stage(target, layouts, held, stage) for stage in range(3)]
+    columns = by_stage(target, layouts, held)
     peaks = [np.sum(np.stack(list(column.values())), axis=0) for column in columns]
     peaks[1] = np.where(layouts.pp > 2, peaks[1], 0.0)
     peaks[2] = np.where(layouts.pp > 1, peaks[2], 0.0)
@@ -129,6 +129,11 @@ def memories(target: Target, layouts: Layouts, held: Weights) -> Memory:
     device = reserved + (outside if caching else 0.0)
     return Memory(**chosen, peak=peak, reserved=reserved, device=device, stage=fullest.astype(np.float64),
                   peaks_first=peaks[0], peaks_inner=peaks[1], peaks_last=peaks[2])  # fmt: skip
+
+
+def by_stage(target: Target, layouts: Layouts, held: Weights) -> list[dict[str, Array]]:
+    """Bytes by category on the first, the fullest inner and the last stage."""
+    return [_stage(target, layouts, held, stage) for stage in range(3)]
 
 
 def _stage(target: Target, layouts: Layouts, held: Weights, stage: int) -> dict[str, Array]:

@@ -20,7 +20,8 @@ _VISITING = 3.0  # buckets on the device at once
 def kept_home(layouts: Layouts, category: str) -> Array:
     """1 where a category of state lives on the device, 0 where it lives elsewhere."""
     if category == "parameters":  # what stays gathered until backward is on the device
-        return np.asarray((layouts.offload != OFFLOADS.index(Offload.PARAMS)) | (layouts.reshard == 0), dtype=np.float64)
+        away = (layouts.offload == OFFLOADS.index(Offload.PARAMS)) & (layouts.reshard > 0)
+        return np.asarray(1.0 - away)
     return np.asarray(layouts.offload != OFFLOADS.index(Offload.OPTIMIZER), dtype=np.float64)
 
 

@@ -91,6 +91,7 @@ class Ranking:
     seconds: float
     best_of: Mapping[Mesh, tuple[float, float]] = field(default_factory=dict)
     """Of every mesh with a layout that fits: the least seconds, and the bytes of that layout."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def best(self) -> Row:
@@ -147,7 +148,8 @@ def search(
     best_of = _best_of(groups, points)
     refused += _overfull(space, overfull, best_of)
     seconds = time.perf_counter() - begin
-    return Ranking(run, where, gpus, by, tuple(rows), tuple(pareto), tuple(refused), counts, seconds, best_of)
+    found_rows = tuple(rows), tuple(pareto), tuple(refused)
+    return Ranking(run, where, gpus, by, *found_rows, counts, seconds, best_of, fixed or {})
 
 
 def space_of(run: RunConfig, gpus: int, cluster: Cluster, fixed: Mapping[str, Any]) -> Space:

@@ -30,6 +30,7 @@ meshwright plan run.toml --gpus 64 --cluster h100-sxm --lose-node 0
 meshwright plan run.toml --gpus 64 --cluster h100-sxm --write best.toml"""
 
 _STYLES = {r"(?m)^\w[^\n]*:$": "bold", r"(?m)^ +1  .*$": "green"}
+_ON_PAGE = 60
 _KEPT = ("mesh.", "parallel.", "batch.micro")
 
 
@@ -68,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     kept = [each for each in parse_overrides(others) if each.name.startswith(_KEPT)]
     fixed = {each.name: each.value for each in kept if each.value not in ("fill", "balanced")}
     gpus = arguments.gpus or _ranks(run_config)
-    ranking = search(run_config, gpus, cluster, arguments.by, top=arguments.top, fixed=fixed)
+    shown = max(arguments.top, _ON_PAGE) if arguments.html else arguments.top
+    ranking = search(run_config, gpus, cluster, arguments.by, top=shown, fixed=fixed)
     advice = Advice(ranking)
     if arguments.write:
         _write(ranking, Path(arguments.write))
@@ -81,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(_object(advice) | {name: data for name, (data, _) in further.items()})
         return 0
-    lines = list(_lines(advice))
+    lines = list(_lines(advice, arguments.top))
     for _, told in further.values():
         lines += ["", *told]
     print_styled("\n".join(lines), _STYLES, sys.stdout)
@@ -125,7 +127,7 @@ def _object(advice: Any) -> dict[str, Any]:
     }
 
 
-def _lines(advice: Any) -> Iterator[str]:
+def _lines(advice: Any, top: int) -> Iterator[str]:
     from meshwright.price.advice import collisions, short, topology
     from meshwright.price.text import bytes_text, seconds_text
 
@@ -137,7 +139,7 @@ def _lines(advice: Any) -> Iterator[str]:
     )
     yield ""
     yield f"by {ranking.by.value}:"
-    for title, rows in (("", ranking.rows), ("nothing is better in both time and memory:", ranking.pareto)):
+    for title, rows in (("", ranking.rows[:top]), ("nothing is better in both time and memory:", ranking.pareto)):
         if title:
             yield from ("", title)
         for rank, row in enumerate(rows, 1):

@@ -1,0 +1,144 @@
+"""A ranking as one page: data and pictures in, a single file out that needs nothing else and no network.
+
+page/page.html   the frame          page/page.css   its looks, light, dark, printed
+page/page.js     table, filters, plots, and the what-if arithmetic, from the data embedded in the page
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from meshwright.arch.arithmetic import parameters
+from meshwright.config.choices import Schedule
+from meshwright.layout.axes import Axis, Degrees
+from meshwright.plan.canonical import canonical
+from meshwright.plan.folds.timeline import planned_timeline
+from meshwright.plan.plan import Plan
+from meshwright.price.advice import Advice, collisions, short, topology
+from meshwright.price.failures import checkpoint_bytes
+from meshwright.price.layouts import of_plan
+from meshwright.price.memory import by_stage
+from meshwright.price.price import Price
+from meshwright.price.search import Row
+from meshwright.price.simulate import Clock
+from meshwright.price.weights import weights
+from meshwright.report.schedule import draw_svg
+
+__all__ = ["page_data", "plan_page"]
+
+_DRAWN = 30_000  # actions of units that a timeline is worth
+_NODES = 8  # nodes that the map shows
+
+
+def plan_page(advice: Advice) -> str:
+    """The page of a ranking, as HTML."""
+    data = json.dumps(page_data(advice), allow_nan=False).replace("<", "\\u003c")
+    title = f"{advice.ranking.run.model.preset or advice.ranking.run.name} on {advice.ranking.gpus} devices"
+    parts = {"TITLE": escape(title), "CSS": _part("page.css"), "TIMELINE": timeline(advice.price.plan, advice.price),
+             "JS": _part("page.js"), "DATA": data}  # fmt: skip
+    return re.sub(r"@@(\w+)@@", lambda match: parts[match[1]], _part("page.html"))
+
+
+def page_data(advice: Advice) -> dict[str, Any]:
+    """What the page computes with. Plain numbers, seconds and bytes."""
+    ranking, price = advice.ranking, advice.price
+    cluster, plan = ranking.cluster, price.plan
+    rows = {tuple(row.words): row for row in (*ranking.rows, *ranking.pareto)}
+    front = {tuple(row.words) for row in ranking.pareto}
+    ordered = sorted(rows.items(), key=lambda item: item[1].price.step_seconds)
+    return {
+        "model": {"name": ranking.run.model.preset or plan.arch.family, "parameters": parameters(plan.arch),
+                  "tokens": plan.batch.sequences * plan.data.sequence_length,
+                  "checkpoint_bytes": checkpoint_bytes(plan)},
+        "cluster": {"name": cluster.name, "device": cluster.device.name, "room": cluster.device.memory_bytes,
+                    "devices": cluster.node.devices, "dollars": cluster.price.dollars_per_device_hour,
+                    "host": cluster.node.host_bytes_per_s},
+        "gpus": ranking.gpus, "counts": dict(ranking.counts), "seconds": ranking.seconds, "by": ranking.by.value,
+        "spread": price.spread,
+        "rows": [_row(row, words in front) for words, row in ordered],
+        "meshes": [{"mesh": list(mesh), "seconds": seconds, "bytes": size}
+                   for mesh, (seconds, size) in ranking.best_of.items()],
+        "refused": [each.to_json() for each in ranking.refused[:2000]],
+        "advice": advice.lines(),
+        "collisions": collisions(price),
+        "map": _map(price),
+    }  # fmt: skip
+
+
+def _row(row: Row, front: bool) -> dict[str, Any]:
+    price = row.price
+    return {
+        "short": short(row.keys), "words": row.words,
+        "mesh": {axis.value: price.plan.degrees.on(axis) for axis in Axis},
+        "zero": price.plan.sharding.stage, "micro": price.plan.batch.micro, "schedule": _schedule(price.plan),
+        "recompute": price.plan.execution.recompute.value, "seconds": price.step_seconds, "mfu": price.mfu,
+        "peak": price.memory["peak"], "reserved": price.memory["reserved"], "dollars": price.dollars_per_step,
+        "parts": dict(price.parts), "front": front, "stages": _stages(price),
+        "lanes": [lane.to_json() for lane in topology(price)],
+    }  # fmt: skip
+
+
+def _schedule(plan: Plan) -> str:
+    return plan.pipeline.schedule.value if plan.degrees.pp > 1 else "-"
+
+
+def _stages(price: Price) -> list[dict[str, Any]]:
+    """Bytes by category of the first, the fullest inner and the last pipeline stage."""
+    one, pp = of_plan(price.plan), price.plan.degrees.pp
+    found = by_stage(price.target, one, weights(price.target, one))
+    names = ["every stage"] if pp == 1 else ["first", "inner", "last"]
+    kept = [0] if pp == 1 else [0, 2] if pp == 2 else [0, 1, 2]
+    return [
+        {"name": f"{names[place]} stage" if pp > 1 else "a rank",
+         "bytes": {name: float(value[0]) for name, value in found[place].items()}}
+        for place in kept
+    ]  # fmt: skip
+
+
+def _map(price: Price) -> dict[str, Any]:
+    """Coordinates of the ranks of the first nodes, and what each group sends in a step."""
+    degrees, devices = price.plan.degrees, price.cluster.node.devices
+    shown = range(min(degrees.ranks, devices * _NODES, 256))
+    sent: dict[str, int] = {}
+    for row in price.traffic:
+        sent[row.group.value] = sent.get(row.group.value, 0) + row.sent_bytes
+    return {
+        "axes": [axis.value for axis in degrees.order if degrees.on(axis) > 1],
+        "ranks": [{axis.value: degrees.coordinates(rank).on(axis) for axis in degrees.order} for rank in shown],
+        "devices": devices,
+        "sent": sent,
+    }
+
+
+def timeline(plan: Plan, price: Price) -> str:
+    """The pipeline of the winner as SVG: enough micro-batches to see it fill, work and drain."""
+    pp = plan.degrees.pp
+    if pp == 1:
+        return "<p>No pipeline: every rank works through its micro-batches alone.</p>"
+    micros = min(plan.accumulation, 2 * pp + (1 if plan.pipeline.schedule is Schedule.ZB_V else 0))
+    if plan.pipeline.schedule is Schedule.INTERLEAVED:
+        micros = min(plan.accumulation, 2 * pp)
+    if plan.arch.num_units * micros > _DRAWN:
+        return f"<p>{pp} stages are too many to draw.</p>"
+    lone = replace(
+        plan,
+        degrees=Degrees(pp=pp),
+        batch=replace(plan.batch, sequences=plan.batch.micro * micros),
+        sharding=replace(plan.sharding, stage=0, within=0, reshard_after_forward=True),
+        execution=replace(
+            plan.execution, sequence=False, asynchronous_tensor=False, offload=type(plan.execution.offload).NONE
+        ),
+    )
+    drawn = planned_timeline(canonical(lone), Clock(plan, price.target))
+    told = f"{micros} of {plan.accumulation} micro-batches" if micros < plan.accumulation else f"{micros} micro-batches"
+    svg = re.sub(r"<style>.*?</style>", "", draw_svg({told: drawn}), count=1)
+    return svg.replace("<svg ", '<svg class="timeline" role="img" aria-label="pipeline timeline" ', 1)
+
+
+def _part(name: str) -> str:
+    return (files("meshwright.report") / "page" / name).read_text(encoding="utf-8")

@@ -1,0 +1,52 @@
+"""Young, Daly and goodput against a simulation; what lost ranks take, against ownership counted by hand."""
+
+import random
+
+import pytest
+
+import meshwright as mw
+from meshwright.config.load import load_run
+from meshwright.price.failures import daly, goodput, lost, young
+
+
+def test_young_and_daly_agree_where_checkpoints_are_cheap() -> None:
+    assert young(1.0, 1e6) == pytest.approx(daly(1.0, 1e6), rel=2e-3)
+    assert daly(5000.0, 1000.0) == 1000.0  # more than 2 M: one save a failure
+
+
+def test_dalys_interval_is_the_best_one() -> None:
+    blocked, restart, mtbf = 30.0, 300.0, 3600.0
+    best = goodput(daly(blocked, mtbf), blocked, restart, mtbf)
+    assert all(
+        goodput(daly(blocked, mtbf) * factor, blocked, restart, mtbf) <= best + 1e-4 for factor in (0.5, 0.8, 1.25, 2)
+    )
+
+
+def test_goodput_is_what_a_simulated_run_keeps() -> None:
+    """Failures in work, checkpoint and restart alike, exponentially spaced."""
+    drawn, interval, blocked, restart, mtbf = random.Random(0), 400.0, 20.0, 60.0, 2000.0
+    clock, saved, left = 0.0, 0, drawn.expovariate(1 / mtbf)
+    while saved < 20_000:
+        need = interval + blocked
+        while left < need:
+            clock += left
+            left, need = drawn.expovariate(1 / mtbf), restart + interval + blocked
+        clock, left, saved = clock + need, left - need, saved + 1
+    assert goodput(interval, blocked, restart, mtbf) == pytest.approx(saved * interval / clock, rel=0.02)
+
+
+@pytest.mark.parametrize(("zero", "within", "gone"), [(0, 0, False), (1, 0, True), (3, 0, True), (3, 2, False)])
+def test_what_is_sharded_goes_unless_copies_exist(zero: int, within: int, gone: bool) -> None:
+    plan = mw.plan(load_run(None, ["mesh.dp=4", f"parallel.zero={zero}", f"parallel.zero_shard_within={within}"]))
+    losses = lost(plan, [1])
+    state = next(each for each in losses if each.what.startswith("optimizer"))
+    assert (not state.holders) is gone
+    weights = next(each for each in losses if each.what == "parameters")
+    assert bool(weights.holders) is (zero < 3 or within > 0)
+    if within:
+        assert state.holders == (3,)
+
+
+def test_pipeline_neighbours_hold_nothing_of_each_other() -> None:
+    losses = lost(mw.plan(load_run(None, ["mesh.dp=1", "mesh.pp=2"])), [0])
+    assert all(not each.holders for each in losses)

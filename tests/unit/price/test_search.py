@@ -1,0 +1,141 @@
+"""The search against layouts priced one by one, its rules against those of plans, and what it says."""
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.config.errors import RequestError
+from meshwright.config.load import load_run
+from meshwright.layout.axes import DEFAULT_ORDER
+from meshwright.plan.stages import balanced
+from meshwright.price import legal
+from meshwright.price.advice import Advice, topology
+from meshwright.price.catalogue import cluster_of
+from meshwright.price.price import Price
+from meshwright.price.request import planned
+from meshwright.price.search import By, Ranking, search, space_of, with_keys
+
+WORDS = ("model.preset=llama3-8b", "data.sequence_length=8192", "batch.global=32", "precision.compute=bfloat16")
+
+
+def ranked(*words: str, gpus: int = 16, cluster: str = "h100-sxm", **more: object) -> Ranking:
+    return search(load_run(None, [*WORDS, *words]), gpus, cluster, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def sixteen() -> Ranking:
+    return ranked()
+
+
+def test_first_is_the_best_of_layouts_priced_one_by_one() -> None:
+    """Every option of two meshes, by hand."""
+    fixed = {"mesh.cp": 1, "mesh.order": [axis.value for axis in DEFAULT_ORDER], "parallel.schedule": "1f1b",
+             "parallel.offload": "none", "parallel.zero": 1}  # fmt: skip
+    ranking = ranked(fixed=fixed, top=3)
+    run, arch = ranking.run, ranking.best.price.plan.arch
+    best = np.inf
+    for dp, tp, pp in ((2, 8, 1), (4, 2, 2), (4, 4, 1), (8, 2, 1), (2, 4, 2), (8, 1, 2), (16, 1, 1), (4, 1, 4)):
+        for micro in (1, 2, 4):
+            if 32 % (micro * dp):
+                continue
+            for sequence in (True, False):
+                for recompute in ("none", "selective", "full"):
+                    keys = {"mesh.dp": dp, "mesh.tp": tp, "mesh.pp": pp, "batch.micro": micro, "parallel.zero": 1,
+                            "parallel.sequence": sequence, "parallel.recompute": recompute}  # fmt: skip
+                    price = Price(planned(with_keys(run, keys), arch, 16), ranking.cluster)
+                    best = min(best, price.step_seconds if price.fits else np.inf)
+    assert ranking.best.price.step_seconds <= best * (1 + 1e-9)
+
+
+def test_rows_fit_are_accepted_by_the_rules_and_ordered(sixteen: Ranking) -> None:
+    seconds = [row.price.step_seconds for row in sixteen.rows]
+    assert seconds == sorted(seconds)
+    assert all(row.price.fits and row.price.plan.degrees.ranks == 16 for row in sixteen.rows)
+    assert len({row.price.plan.hash for row in sixteen.rows}) == len(sixteen.rows)
+
+
+def test_front_has_nothing_that_another_layout_beats(sixteen: Ranking) -> None:
+    points = [(row.price.step_seconds, row.price.memory["reserved"]) for row in sixteen.pareto]
+    assert len(points) > 3
+    assert [memory for _, memory in points] == sorted((memory for _, memory in points), reverse=True)
+
+
+def test_by_memory_is_the_least_of_all(sixteen: Ranking) -> None:
+    least = ranked(by=By.MEMORY).best.price.memory["reserved"]
+    assert least <= min(row.price.memory["reserved"] for row in (*sixteen.rows, *sixteen.pareto))
+
+
+def test_pruning_does_not_change_the_winner() -> None:
+    whole, pruned = ranked(), ranked(budget=1)
+    assert pruned.counts["priced"] < whole.counts["priced"]
+    assert pruned.best.price.step_seconds == pytest.approx(whole.best.price.step_seconds, rel=1e-12)
+
+
+def test_json_has_the_documented_shape(sixteen: Ranking) -> None:
+    row = sixteen.best.to_json(1)
+    assert set(row) == {"rank", "mesh", "parallel", "batch", "memory_peak", "step_seconds", "mfu", "cost"}
+    assert set(row["mesh"]) == {"dp", "tp", "pp", "cp", "ep", "order"}
+    assert row["cost"] == pytest.approx(row["step_seconds"] * 16 * 12.29 / 3600)
+
+
+def test_refusals_name_a_rule_once_a_mesh_and_neighbours_that_are_legal(sixteen: Ranking) -> None:
+    refused = sixteen.refused
+    assert len({(each.mesh, each.rule) for each in refused}) == len(refused)
+    assert all(each.count > 0 for each in refused)
+
+
+def test_keys_that_are_given_stay() -> None:
+    ranking = ranked(fixed={"mesh.tp": 4, "parallel.zero": 1})
+    assert {row.keys["mesh.tp"] for row in ranking.rows} == {4}
+    assert {row.keys["parallel.zero"] for row in ranking.rows} == {1}
+
+
+def test_nothing_legal_says_which_rules() -> None:
+    with pytest.raises(RequestError, match="dp x ep must divide the global batch"):
+        ranked("batch.global=1", fixed={"mesh.dp": 16})
+
+
+def test_nothing_fits_says_how_much_is_needed() -> None:
+    with pytest.raises(RequestError, match=r"fits in 25 GB: the least needs"):
+        ranked("model.preset=llama3-70b", gpus=1, cluster="rtx4090")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "parts", "head"), [(32, 4, 0.3), (32, 8, 2.6), (61, 16, 1.0), (96, 7, 0.4), (5, 5, 3.0)]
+)
+def test_stages_are_as_even_as_the_balanced_cut(blocks: int, parts: int, head: float) -> None:
+    counts = legal.stage_counts(blocks, parts, head)
+    assert sum(counts) == blocks
+    assert min(counts) >= 1
+    best = balanced([1.0] * blocks, 0.0, head, parts)
+    cost = lambda each: max(*each[:-1], each[-1] + head)  # noqa: E731
+    assert cost(counts) == pytest.approx(cost(best))
+
+
+def test_orders_differ_in_links() -> None:
+    space = space_of(load_run(None, WORDS), 64, cluster_of("h100-sxm"), {})
+    orders = legal.legal_orders(space, (8, 4, 2, 1, 1))
+    assert orders[0][0] == DEFAULT_ORDER
+    assert len(orders) == len({order for order, _ in orders})
+    assert 2 <= len(orders) <= 6
+
+
+def test_lanes_follow_strides(sixteen: Ranking) -> None:
+    ranking = ranked(fixed={"mesh.tp": 8, "mesh.pp": 1, "mesh.cp": 1, "mesh.dp": 2,
+                            "mesh.order": [axis.value for axis in DEFAULT_ORDER]})  # fmt: skip
+    lanes = {lane.axis.value: lane for lane in topology(ranking.best.price)}
+    assert lanes["tp"].link == "node"
+    assert lanes["dp"].link == "network"
+
+
+def test_advice_prices_habits_beside_the_winner(sixteen: Ranking) -> None:
+    advice = Advice(sixteen)
+    why, row = advice.tree
+    assert row is not None
+    assert row.price.step_seconds >= sixteen.best.price.step_seconds * (1 - 1e-9)
+    assert any(why in line for line in advice.habits())
+    assert any("does not fit" in line or "%" in line for line in advice.changes())
+
+
+def test_the_package_offers_it() -> None:
+    assert mw.search is search
