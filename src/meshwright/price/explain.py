@@ -17,7 +17,7 @@ from meshwright.price.constants import CONSTANTS
 if TYPE_CHECKING:
     from meshwright.price.price import Price
 
-__all__ = ["FIGURES", "explain"]
+__all__ = ["FIGURES", "Figure", "explain"]
 
 _ZERO = "ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054, section 5"
 _KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198, table 2 and section 4.2.3"
