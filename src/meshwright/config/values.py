@@ -6,7 +6,18 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
-__all__ = ["Count", "Fraction", "NonNegative", "Number", "Positive", "PositiveNumber", "Section", "Switch", "Text"]
+__all__ = [
+    "INTEGER_MAX",
+    "Count",
+    "Fraction",
+    "NonNegative",
+    "Number",
+    "Positive",
+    "PositiveNumber",
+    "Section",
+    "Switch",
+    "Text",
+]
 
 INTEGER_MAX = 2**63 - 1  # TOML integers are 64-bit signed
 

@@ -32,7 +32,7 @@ from meshwright.model.rope import rotate
 from meshwright.model.rows import Rows
 from meshwright.parallel.split import WeightProducts
 
-__all__ = ["apply_selective"]
+__all__ = ["Recipe", "apply_selective"]
 
 
 @dataclass(frozen=True, slots=True)
