@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.cli.command import Command
 from meshwright.cli.commands import (
     checkpoint,
+    convert,
     estimate,
     evaluate,
     explain,
@@ -30,5 +31,6 @@ COMMANDS: tuple[Command, ...] = (
     generate,
     import_,
     export,
+    convert,
     schema,
 )

@@ -176,12 +176,11 @@ def _degrees(mesh: tuple[int, ...]) -> str:
 
 
 def _write(ranking: Ranking, file: Path) -> None:
-    import tomli_w
-
+    from meshwright.config.load import dump_run
     from meshwright.price.search import with_keys
 
     run_config = with_keys(ranking.run, ranking.best.keys)
-    file.write_text(tomli_w.dumps(run_config.tables()), encoding="utf-8")
+    file.write_text(dump_run(run_config), encoding="utf-8")
     print(f"wrote {file}", file=sys.stderr)
 
 

@@ -1,0 +1,161 @@
+"""From one format to another by way of a run.
+
+    text --read--> keys --> run --write--> text --read--> keys      what comes back otherwise was lost
+
+What is lost of a layout ([mesh], [parallel]) changes what ranks do: it is refused by name. What a format is not about
+is told in one line, anything else lost key by key.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from meshwright.arch.arch import Arch
+from meshwright.arch.resolve import arch_from_model
+from meshwright.config.choices import Fill
+from meshwright.config.errors import RequestError
+from meshwright.config.load import build_run, change_run, dump_run
+from meshwright.config.schema import RunConfig
+from meshwright.layout.axes import DEFAULT_ORDER
+from meshwright.plan.resolve import resolve_degrees
+from meshwright.price.foreign import accelerate, deepspeed, megatron, torchtitan
+from meshwright.price.foreign.dialect import Dialect, Format, Source
+
+__all__ = ["DIALECTS", "Conversion", "convert"]
+
+DIALECTS: Mapping[Format, Dialect] = {
+    Format.MEGATRON: megatron.DIALECT, Format.TORCHTITAN: torchtitan.DIALECT,
+    Format.DEEPSPEED: deepspeed.DIALECT, Format.ACCELERATE: accelerate.DIALECT,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """The text in the other format, what words mean otherwise there, and what it does not hold."""
+
+    text: str
+    run: RunConfig
+    notes: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+def convert(
+    text: str, source: Format, target: Format, words: tuple[str, ...] = (), ranks: int | None = None
+) -> Conversion:
+    """`text` of one format as another's. `words`: overrides for what the source leaves unsaid.
+
+    Raises RequestError for what either side cannot express, by name.
+    """
+    run, notes = _run(text, source, words)
+    run = _filled(run, ranks)
+    if target is Format.MESHWRIGHT:
+        return Conversion(dump_run(run), run, tuple(notes), ())
+    dialect, arch = DIALECTS[target], arch_from_model(run.model)
+    degrees = resolve_degrees(run, ranks)
+    at = {name: getattr(degrees, name) for name in ("dp", "tp", "pp", "cp", "ep")}
+    written = Source(run, arch, at)
+    out = dialect.write(written)
+    back = _laid(dialect, out, run, ranks)
+    refused, lost = _losses(run, back, arch, dialect, at)
+    if refused:
+        problems = [RequestError(each, f"{target.value} cannot express it") for each in refused]
+        raise RequestError.joined(problems)
+    return Conversion(out, run, (*notes, *dialect.differences(written)), tuple(lost))
+
+
+def _run(text: str, source: Format, words: tuple[str, ...]) -> tuple[RunConfig, list[str]]:
+    if source is Format.MESHWRIGHT:
+        try:
+            return change_run(build_run(tomllib.loads(text)), words), []
+        except tomllib.TOMLDecodeError as error:
+            raise RequestError("the file", f"is no TOML: {error}") from None
+    reading = DIALECTS[source].read(text)
+    return change_run(build_run(_tables({}, reading.keys)), words), list(reading.notes)
+
+
+def _laid(dialect: Dialect, text: str, run: RunConfig, ranks: int | None) -> RunConfig:
+    """What the written text says, where it says nothing the defaults."""
+    keys = dialect.read(text).keys
+    base: dict[str, Any] = {}
+    if "model" not in dialect.sections:
+        base["model"] = run.tables()["model"]
+    if "batch.global" not in keys:
+        base["batch"] = run.tables()["batch"]
+    if "optimizer" not in dialect.sections:
+        base["optimizer"] = run.tables()["optimizer"]
+    return _filled(build_run(_tables(base, keys)), ranks)
+
+
+def _tables(base: dict[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in keys.items():
+        section, _, name = key.partition(".")
+        if name:
+            base.setdefault(section, {})[name] = value
+        else:
+            base[section] = value
+    return base
+
+
+def _filled(run: RunConfig, ranks: int | None) -> RunConfig:
+    if ranks is None or run.mesh.dp is not Fill.FILL:
+        return run
+    return change_run(run, (f"mesh.dp={resolve_degrees(run, ranks).dp}",))
+
+
+def _losses(
+    run: RunConfig, back: RunConfig, arch: Arch, dialect: Dialect, at: Mapping[str, int]
+) -> tuple[list[str], list[str]]:
+    """(refused, lost) keys, as `section.key = value`."""
+    given, got = run.tables(), back.tables()
+    refused, lost = [], []
+    if "model" in dialect.sections:
+        found = arch_from_model(back.model)
+        lost += [f"model: {each.name} = {getattr(arch, each.name)}" for each in fields(arch)
+                 if getattr(arch, each.name) != getattr(found, each.name)]  # fmt: skip
+    default = RunConfig().tables()
+    left: dict[str, int] = {}
+    for section, table in given.items():
+        if not isinstance(table, dict):
+            if table != got[section] and section != "name":
+                lost.append(f"{section} = {table}")
+            continue
+        if section == "model":
+            continue
+        for name, value in table.items():
+            if value == got[section].get(name) or not _decides(section, name, given, at):
+                continue
+            if section in ("mesh", "parallel"):
+                if name != "order" or _active(value, at) != _active(got[section][name], at):
+                    refused.append(f"{section}.{name} = {value}")
+            elif section in dialect.sections:
+                lost.append(f"{section}.{name} = {value}")
+            elif value != default[section].get(name):
+                left[section] = left.get(section, 0) + 1
+    lost += [f"[{section}]: {count} keys; the format is not about them" for section, count in left.items()]
+    if "model" not in dialect.sections:
+        lost.append("[model]: the format is not about it")
+    return refused, lost
+
+
+def _active(order: list[str], at: Mapping[str, int]) -> list[str]:
+    return [axis for axis in order if at[axis] > 1]
+
+
+def _decides(section: str, name: str, given: Mapping[str, Any], at: Mapping[str, int]) -> bool:
+    """Whether a key of a layout decides anything in it."""
+    parallel = given["parallel"]
+    replicas = at["dp"] * at["ep"] * at["cp"]
+    if section == "parallel":
+        return {
+            "sequence": at["tp"] > 1, "asynchronous_tensor": at["tp"] > 1, "schedule": at["pp"] > 1,
+            "chunks": at["pp"] > 1, "stages": at["pp"] > 1, "context": at["cp"] > 1, "context_inner": at["cp"] > 1,
+            "zero": replicas > 1,
+            "zero_shard_within": parallel["zero"] > 0 and parallel["zero_shard_within"] != replicas,
+            "reshard_after_forward": parallel["zero"] == 3, "offload_to": parallel["offload"] != "none",
+        }.get(name, True)  # fmt: skip
+    if section == "mesh" and name == "order":
+        return list(given["mesh"]["order"]) != [axis.value for axis in DEFAULT_ORDER]
+    return section != "optimizer" or name != "min_learning_rate" or given["optimizer"]["schedule"] != "constant"

@@ -1,0 +1,164 @@
+"""DeepSpeed JSON (0.18): batch, ZeRO, precision, optimizer. Model, tensor layout and stages live in code there.
+
+train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x data-parallel ranks
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from meshwright.config.errors import RequestError
+from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse
+
+__all__ = ["DIALECT"]
+
+_LOSS = "loss: the engine averages what the model returns over micro-batches and ranks; ours divides by trained tokens"
+_KNOWN = {
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization", "bf16",
+    "fp16", "gradient_clipping", "optimizer", "scheduler", "tensor_parallel", "sequence_parallel_size", "seed",
+    "steps_per_print", "wall_clock_breakdown", "data_types", "communication_data_type", "zero_allow_untested_optimizer",
+}  # fmt: skip
+
+
+def _read(text: str) -> Reading:
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RequestError("the file", f"is no JSON: {error}") from None
+    keys: Keys = {}
+    notes = [_LOSS]
+    batch, micro = given.get("train_batch_size"), given.get("train_micro_batch_size_per_gpu")
+    steps = given.get("gradient_accumulation_steps")
+    if "auto" in (batch, micro, steps):
+        raise refuse(Format.DEEPSPEED, '"auto"', "leaves batch sizes to another program; here they must be numbers")
+    if micro is None and batch and steps:
+        raise refuse(Format.DEEPSPEED, "train_micro_batch_size_per_gpu", "derives it from the ranks; give it", ("1",))
+    keys["batch.micro"] = micro or 1
+    keys["mesh.dp"] = "fill"
+    if batch and steps:
+        if batch % (keys["batch.micro"] * steps):
+            raise refuse(Format.DEEPSPEED, f"train_batch_size = {batch}", "wants micro x accumulation x ranks")
+        keys["mesh.dp"] = batch // (keys["batch.micro"] * steps)
+    if batch:
+        keys["batch.global"] = batch
+    else:
+        notes.append("train_batch_size is not given: batch.global stays; it is micro x accumulation x ranks there")
+    keys["mesh.tp"] = given.get("tensor_parallel", {}).get("autotp_size", 1)
+    if (ways := given.get("sequence_parallel_size", 1)) > 1:
+        keys |= {"mesh.cp": ways, "parallel.context": "ulysses"}
+        if isinstance(keys["mesh.dp"], int):
+            notes.append("sequence_parallel_size: their data-parallel ranks include it")
+    _read_zero(given.get("zero_optimization", {}), keys, notes)
+    _read_training(given, keys, notes)
+    if unknown := sorted(set(given) - _KNOWN):
+        notes.append(f"not read: {', '.join(unknown)}")
+    return Reading(keys, tuple(notes))
+
+
+def _read_zero(zero: dict[str, Any], keys: Keys, notes: list[str]) -> None:
+    keys["parallel.zero"] = zero.get("stage", 0)
+    if (size := zero.get("mics_shard_size", -1)) > 0:
+        keys["parallel.zero_shard_within"] = size
+    if (size := zero.get("zero_hpz_partition_size", 1)) > 1:
+        notes.append(f"zero_hpz_partition_size {size} keeps a second copy of parameters; ours has no such copy")
+    if zero.get("offload_optimizer", {}).get("device", "none") != "none":
+        keys["parallel.offload"] = "optimizer"
+        notes.append("offloaded optimizers update on the CPU there; ours visit the device")
+    if zero.get("offload_param", {}).get("device", "none") != "none":
+        keys["parallel.offload"] = "params"
+    if zero.get("stage", 0) == 3:
+        notes.append("ZeRO-3 releases after every module and within reuse distances there; ours after every block")
+
+
+def _read_training(given: dict[str, Any], keys: Keys, notes: list[str]) -> None:
+    if given.get("bf16", {}).get("enabled"):
+        keys["precision.compute"] = "bfloat16"
+    elif given.get("fp16", {}).get("enabled"):
+        keys["precision.compute"] = "float16"
+    if dtype := given.get("data_types", {}).get("grad_accum_dtype"):
+        keys["precision.reduce"] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[dtype]
+    if "gradient_clipping" in given:
+        keys["optimizer.clip_norm"] = given["gradient_clipping"]
+    if "seed" in given:
+        keys["seed"] = given["seed"]
+    optimizer = given.get("optimizer", {})
+    kind = str(optimizer.get("type", "AdamW")).lower()
+    if optimizer:
+        if kind not in ("adam", "adamw", "sgd"):
+            raise refuse(
+                Format.DEEPSPEED, f'optimizer.type = "{optimizer["type"]}"', "has it, ours has not", ("AdamW",)
+            )
+        keys["optimizer.kind"] = "sgd" if kind == "sgd" else "adamw"
+        names = {"lr": "learning_rate", "betas": "betas", "eps": "eps", "weight_decay": "weight_decay"}
+        keys |= {f"optimizer.{ours}": optimizer["params"][name] for name, ours in names.items()
+                 if name in optimizer.get("params", {})}  # fmt: skip
+        if kind == "adam" and not optimizer["params"].get("adam_w_mode", True):
+            notes.append("adam_w_mode false: decay is added to gradients there; ours is decoupled")
+    scheduler = given.get("scheduler", {})
+    values = scheduler.get("params", {})
+    shapes = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+    if scheduler.get("type") in shapes:
+        keys["optimizer.schedule"] = shapes[scheduler["type"]]
+        keys["optimizer.warmup_steps"] = values.get("warmup_num_steps", 0)
+        if "total_num_steps" in values:
+            keys["train.steps"] = values["total_num_steps"]
+        if "cos_min_ratio" in values and "optimizer.learning_rate" in keys:
+            keys["optimizer.min_learning_rate"] = values["cos_min_ratio"] * keys["optimizer.learning_rate"]
+
+
+def _write(source: Source) -> str:
+    run, at = source.run, source.degrees
+    parallel, optimizer = run.parallel, run.optimizer
+    zero: dict[str, Any] = {"stage": parallel.zero}
+    if parallel.zero_shard_within:
+        zero["mics_shard_size"] = parallel.zero_shard_within
+    if parallel.offload.value != "none":
+        name = "offload_optimizer" if parallel.offload.value == "optimizer" else "offload_param"
+        zero[name] = {"device": "cpu" if parallel.offload_to == "memory" else "nvme", "pin_memory": True}
+    out: dict[str, Any] = {
+        "train_batch_size": run.batch.global_,
+        "train_micro_batch_size_per_gpu": run.batch.micro,
+        "gradient_accumulation_steps": source.accumulation,
+        "zero_optimization": zero,
+        "gradient_clipping": optimizer.clip_norm,
+        "seed": run.seed,
+    }
+    if run.precision.compute.value in ("bfloat16", "float16"):
+        out["bf16" if run.precision.compute.value == "bfloat16" else "fp16"] = {"enabled": True}
+        short = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+        out["data_types"] = {"grad_accum_dtype": short[run.precision.reduce.value]}
+    if at["tp"] > 1:
+        out["tensor_parallel"] = {"autotp_size": at["tp"]}
+    if at["cp"] > 1:
+        out["sequence_parallel_size"] = at["cp"]
+    params: dict[str, Any] = {"lr": optimizer.learning_rate, "weight_decay": optimizer.weight_decay}
+    if optimizer.kind.value == "adamw":
+        params |= {"betas": list(optimizer.betas), "eps": optimizer.eps}
+    out["optimizer"] = {"type": {"adamw": "AdamW", "sgd": "SGD"}.get(optimizer.kind.value, "?"), "params": params}
+    kind = {"constant": "WarmupLR", "linear": "WarmupDecayLR", "cosine": "WarmupCosineLR"}[optimizer.schedule.value]
+    shape: dict[str, Any] = {"warmup_num_steps": optimizer.warmup_steps}
+    if kind != "WarmupCosineLR":
+        shape |= {"warmup_max_lr": optimizer.learning_rate, "warmup_type": "linear"}
+    else:
+        shape["cos_min_ratio"] = optimizer.min_learning_rate / optimizer.learning_rate
+    if kind != "WarmupLR" and run.train.steps:
+        shape["total_num_steps"] = run.train.steps
+    out["scheduler"] = {"type": kind, "params": shape}
+    return json.dumps(out, indent=2) + "\n"
+
+
+def _differences(source: Source) -> list[str]:
+    out = [_LOSS]
+    if source.run.parallel.zero == 3:
+        out.append("ZeRO-3 releases after every module and within reuse distances there; ours after every block")
+    if source.run.parallel.offload.value == "optimizer":
+        out.append("offloaded optimizers update on the CPU there; ours visit the device")
+    if source.degrees["tp"] > 1:
+        out.append("autotp_size: tensor ranks there never cut the sequence (no sequence parallel)")
+    return out
+
+
+DIALECT = Dialect(
+    _read, _write, _differences, frozenset({"mesh", "parallel", "batch", "optimizer", "precision", "seed"})
+)

@@ -1,0 +1,74 @@
+"""What a format is: two pure functions between its text and a run's keys, and the differences in meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from meshwright.arch.arch import Arch
+from meshwright.config.errors import RequestError
+from meshwright.config.schema import RunConfig
+
+__all__ = ["Dialect", "Format", "Keys", "Reading", "Source", "refuse"]
+
+Keys = dict[str, Any]
+"""`section.key` -> value, as in a run file."""
+
+
+class Format(StrEnum):
+    """Formats by the names that users type."""
+
+    MESHWRIGHT = "meshwright"
+    MEGATRON = "megatron"
+    TORCHTITAN = "torchtitan"
+    DEEPSPEED = "deepspeed"
+    ACCELERATE = "accelerate"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a text says: keys of a run, and remarks on what its words mean otherwise or leave unsaid."""
+
+    keys: Keys
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is written: the run, its model, and its degrees (dp resolved)."""
+
+    run: RunConfig
+    arch: Arch
+    degrees: Mapping[str, int]
+
+    @property
+    def ranks(self) -> int:
+        out = 1
+        for size in self.degrees.values():
+            out *= size
+        return out
+
+    @property
+    def replicas(self) -> int:
+        return self.degrees["dp"] * self.degrees["ep"] * self.degrees["cp"]
+
+    @property
+    def accumulation(self) -> int:
+        return self.run.batch.global_ // (self.run.batch.micro * self.degrees["dp"] * self.degrees["ep"])
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """`sections`: what of a run the format is about at all; the rest is not listed as lost key by key."""
+
+    read: Callable[[str], Reading]
+    write: Callable[[Source], str]
+    differences: Callable[[Source], list[str]]
+    sections: frozenset[str]
+
+
+def refuse(format_: Format, named: str, rule: str, works: tuple[str, ...] = ()) -> RequestError:
+    """What a format cannot express, by name."""
+    return RequestError(named, f"{format_.value} {rule}", works)
