@@ -97,7 +97,7 @@ LAYOUTS = (
 TIED = tuple(
     replace(layout, name=f"tied, {layout.name}", tied=True)
     for layout in LAYOUTS
-    if layout.name in ("one", "dp 2, ZeRO 3", "pp 2", "tp 2, dp 2, ZeRO 3")
+    if layout.name in ("dp 2, ZeRO 3", "pp 2", "tp 2, dp 2, ZeRO 3")
 )
 
 

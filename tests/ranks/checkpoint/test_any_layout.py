@@ -57,11 +57,15 @@ def _manifest(root: Path, layout: Layout) -> Manifest:
     return Folder(folder_of(root, layout)).manifest(HALF)
 
 
+OWN = ("one", "dp 2, ZeRO 3", "pp 2 interleaved, dp 2, ZeRO 1", "tp 2, dp 2, ZeRO 3")
+"""Continued bit for bit in the short test; the long one takes all."""
+
+
 def test_layouts_continue_from_one_another(tmp_path: Path) -> None:
-    """A ring through the table: every layout saves, every layout loads what another saved and what it saved itself."""
+    """A ring through the table: every layout saves, every layout loads what another saved, some what they saved."""
     losses = _saved(LAYOUTS, tmp_path)
     ring = [Carried(LAYOUTS[number - 5], layout) for number, layout in enumerate(LAYOUTS)]
-    own = [Carried(layout, layout) for layout in LAYOUTS]
+    own = [Carried(layout, layout) for layout in LAYOUTS if layout.name in OWN]
     _check(ring + own, losses, tmp_path, "one")
 
 
