@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 from torch import Tensor
@@ -108,9 +107,12 @@ def chunks_of(value: Tensor) -> Iterator[Tensor]:
 
 
 def bytes_of(flat: Tensor) -> memoryview:
-    """The memory of a contiguous tensor (n,) of the host."""
-    array: npt.NDArray[np.uint8] = flat.detach().view(torch.uint8).numpy()
-    return array.data
+    """The memory of a contiguous tensor (n,) of the host, which must outlive the view.
+
+    By address: a storage that numpy has seen can no longer be released and regrown, and an engine does that.
+    """
+    size = flat.numel() * flat.element_size()
+    return memoryview((ctypes.c_ubyte * size).from_address(flat.data_ptr())).cast("B")
 
 
 def _key(piece: Piece) -> str:
