@@ -32,12 +32,21 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(each.name.removesuffix(".toml") for each in _folder().iterdir() if each.name.endswith(".toml")))
 
 
-def cluster_of(name: str, overrides: Sequence[str] = ()) -> Cluster:
+def calibrated_path() -> Path:
+    """Where `doctor --calibrate` writes what it measured of this machine, and `local` is read from."""
+    return Path.home() / ".config" / "meshwright" / "local.toml"
+
+
+def cluster_of(name: str, overrides: Sequence[str] = (), calibrated: bool = True) -> Cluster:
     """The cluster called `name`, or in the file `name`, with `cluster.section.key=value` words laid over it.
+
+    "local" is this machine as it was measured, where it was (and `calibrated` is true).
 
     Raises RequestError for unknown names, keys and values, all at once.
     """
-    if name in names():
+    if name == "local" and calibrated and calibrated_path().is_file():
+        tables = read_tables(calibrated_path())
+    elif name in names():
         tables = read_tables(Path(str(_folder() / f"{name}.toml")))
     elif name.endswith(".toml") or Path(name).is_file():
         tables = read_tables(Path(name))

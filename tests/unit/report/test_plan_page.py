@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,9 @@ def test_data_survives_the_embedding(page: str, advice: Advice) -> None:
 
 
 def test_a_name_cannot_leave_its_place(advice: Advice) -> None:
-    from dataclasses import replace
-
-    run = advice.ranking.run.model_copy(update={"name": "</script><b>", "model": advice.ranking.run.model})
-    preset = run.model.model_copy(update={"preset": "</script><b>"})
-    page = plan_page(Advice(replace(advice.ranking, run=run.model_copy(update={"model": preset}))))
+    cluster = advice.ranking.cluster
+    named = replace(cluster, device=replace(cluster.device, name="</script><b>"))
+    page = plan_page(Advice(replace(advice.ranking, cluster=named)))
     assert "</script><b>" not in page
 
 
@@ -68,8 +67,10 @@ const rows = () => document.querySelectorAll('#table tbody tr').length, out = {}
 out.rows = rows(); out.bars = document.querySelectorAll('#memory .bar i').length;
 out.bar_labels = document.querySelectorAll('#memory .bar b').length;
 out.width = document.documentElement.scrollWidth; out.inner = window.innerWidth;
-out.front = document.querySelectorAll('#pareto path.front').length; out.cells = document.querySelectorAll('#map .cells button').length;
-out.timeline = document.querySelectorAll('svg.timeline rect').length; out.before = document.getElementById('answer').textContent;
+out.front = document.querySelectorAll('#pareto path.front').length;
+out.cells = document.querySelectorAll('#map .cells button').length;
+out.timeline = document.querySelectorAll('svg.timeline rect').length;
+out.before = document.getElementById('answer').textContent;
 const slow = document.getElementById('s-device'); slow.value = -1; slow.dispatchEvent(new Event('input'));
 out.after = document.getElementById('answer').textContent;
 document.getElementById('reset').click(); out.reset = document.getElementById('answer').textContent;
@@ -79,7 +80,8 @@ const first = document.querySelector('#table tbody tr'); first.focus();
 first.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true}));
 out.moved = document.activeElement === first.nextSibling;
 document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter', bubbles: true}));
-out.chosen = [...document.querySelectorAll('#table tbody tr')].findIndex(tr => tr.getAttribute('aria-selected') === 'true');
+const chosen = tr => tr.getAttribute('aria-selected') === 'true';
+out.chosen = [...document.querySelectorAll('#table tbody tr')].findIndex(chosen);
 const dark = getComputedStyle(document.body).backgroundColor; document.getElementById('theme').click();
 out.themed = dark !== getComputedStyle(document.body).backgroundColor;
 document.body.append(Object.assign(document.createElement('pre'), {id: 'probe', textContent: JSON.stringify(out)}));
@@ -99,13 +101,8 @@ def test_it_works_in_a_browser(page: str, advice: Advice, tmp_path: Path, width:
         "textContent: frames[0].document.getElementById('probe').textContent}));</script>",
         encoding="utf-8",
     )
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--allow-file-access-from-files",
-        f"--user-data-dir={tmp_path}/p",
-    ]
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
+    flags.append(f"--user-data-dir={tmp_path}/profile")
     command = [str(CHROMIUM), *flags, "--virtual-time-budget=3000", "--dump-dom", file.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
     found = re.search(r'<pre id="out">(.*?)</pre>', done.stdout, re.DOTALL)

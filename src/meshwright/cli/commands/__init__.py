@@ -6,6 +6,7 @@ from meshwright.cli.command import Command
 from meshwright.cli.commands import (
     checkpoint,
     convert,
+    doctor,
     estimate,
     evaluate,
     explain,
@@ -32,5 +33,6 @@ COMMANDS: tuple[Command, ...] = (
     import_,
     export,
     convert,
+    doctor,
     schema,
 )

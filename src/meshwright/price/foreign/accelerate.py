@@ -111,7 +111,8 @@ def _yaml(text: str) -> dict[str, Any]:
         while stack[-1][0] >= depth:
             stack.pop()
         if value.strip() in ("", "{}"):
-            stack[-1][1][name] = child = {}
+            child: dict[str, Any] = {}
+            stack[-1][1][name] = child
             stack.append((depth, child))
         else:
             stack[-1][1][name] = _scalar(value.strip())

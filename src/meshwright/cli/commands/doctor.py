@@ -1,0 +1,117 @@
+"""``meshwright doctor``: what this machine or cluster offers, and, calibrated, the cluster file that prices use."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.cli import request
+from meshwright.cli.output import print_json, print_styled
+from meshwright.config.errors import RequestError
+
+if TYPE_CHECKING:
+    from meshwright.price.calibration import Measured
+
+__all__ = ["EXAMPLES", "HELP", "NAME", "add_arguments", "run"]
+
+NAME = "doctor"
+HELP = "tell what this machine or cluster offers; measure its links and, with --calibrate, its rates"
+EXAMPLES = """\
+meshwright doctor                             devices, limits, versions, links of two ranks
+meshwright doctor mesh.dp=2 mesh.tp=2         latency and bandwidth of every axis of this mesh
+meshwright doctor --calibrate                 measures rates too; prices on "local" use them from now on
+meshwright doctor --calibrate --out mine.toml then: meshwright estimate run.toml --cluster mine.toml
+torchrun --nproc-per-node 8 -m meshwright doctor mesh.tp=8 mesh.dp=1 --calibrate --out node.toml"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take a mesh, and what to measure."""
+    request.run_file_arguments(parser)
+    parser.add_argument(
+        "--calibrate", action="store_true", help="measure matrix rates as well and write a cluster file"
+    )
+    parser.add_argument("--out", metavar="FILE", help='the cluster file (without: the one that "local" is read from)')
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tell and measure; 0, or 1 where ranks failed."""
+    from meshwright.cli.machine import facts
+    from meshwright.cli.measuring import measure
+    from meshwright.launch.environment import PlaceError, detect
+    from meshwright.launch.local import exit_code, run_here, run_ranks
+    from meshwright.plan.resolve import resolve_degrees
+
+    if arguments.out and not arguments.calibrate:
+        raise RequestError("--out", "is where --calibrate writes", ("--calibrate --out FILE",))
+    try:
+        place = detect()
+    except PlaceError as error:
+        raise RequestError("the launcher's environment", str(error)) from None
+    run_config = request.load(arguments)
+    degrees = resolve_degrees(run_config, None if place is None else place.world)
+    at = {name: getattr(degrees, name) for name in ("dp", "tp", "pp", "cp", "ep")}
+    given: tuple[Any, ...] = (at | {"order": degrees.order}, run_config.train.device.value, arguments.calibrate)
+    found: list[Measured] = []
+    if place is None:
+        code = exit_code(lambda: found.extend(run_ranks(measure, degrees.ranks, *given)))
+    else:
+        code = exit_code(lambda: found.append(run_here(measure, place, *given)))
+        if place.rank > 0:
+            return code
+    if code or not found:
+        return code
+    _tell(arguments, dict(facts()), found[0])
+    return 0
+
+
+def _tell(arguments: argparse.Namespace, known: dict[str, str], measured: Measured) -> None:
+    from meshwright.price.calibration import calibrated, write_cluster
+
+    file = None
+    if arguments.calibrate:
+        name = Path(arguments.out).stem if arguments.out else "local"
+        file = write_cluster(calibrated(measured, name), Path(arguments.out) if arguments.out else None)
+    if arguments.json:
+        print_json(_object(known, measured) | {"file": None if file is None else str(file)})
+        return
+    print_styled("\n".join(_lines(known, measured)), {r"(?m)^\w[^\n]*:$": "bold"}, sys.stdout)
+    if file is not None:
+        print(f"wrote {file}" + ("" if arguments.out else '; prices on "local" use it'))
+
+
+def _object(known: dict[str, str], measured: Measured) -> dict[str, Any]:
+    import dataclasses
+
+    return {"machine": known, "measured": dataclasses.asdict(measured), "axes": _axes(measured)}
+
+
+def _axes(measured: Measured) -> dict[str, dict[str, float]]:
+    from meshwright.price.calibration import fit
+
+    out = {}
+    for axis in dict.fromkeys(each.axis for each in measured.links):
+        latency, rate = fit([each for each in measured.links if each.axis == axis])
+        out[axis] = {"latency_s": latency, "bytes_per_s": rate}
+    return out
+
+
+def _lines(known: dict[str, str], measured: Measured) -> Iterator[str]:
+    yield "machine:"
+    yield from (f"  {name:<16} {value}" for name, value in known.items())
+    yield ""
+    yield f"device:\n  {measured.device}, {measured.memory_bytes / 1e9:.1f} GB a rank"
+    rate = measured.memory_bytes_per_s / 1e9
+    yield f"  copies           {rate:.1f} GB/s read and written, {measured.ranks} ranks at once"
+    if measured.products:
+        yield "\nproducts, all ranks at once:"
+        for each in measured.products:
+            yield f"  {each.dtype:<9} {each.m:>5} x {each.n:>5} x {each.k:>5}  {each.flops_per_s / 1e9:9.1f} GFLOP/s"
+    yield "\nlinks:"
+    for axis, found in _axes(measured).items():
+        ranks = next(each.ranks for each in measured.links if each.axis == axis)
+        yield f"  {axis} {ranks:<4} {found['latency_s'] * 1e6:8.1f} us a hop  {found['bytes_per_s'] / 1e9:8.2f} GB/s"
+    if not measured.links:
+        yield "  one rank has none: mesh.dp=2"

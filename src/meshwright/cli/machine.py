@@ -1,0 +1,53 @@
+"""What the operating system says of this machine. No torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+__all__ = ["cpu_name", "facts", "memory_bytes"]
+
+
+def cpu_name() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def memory_bytes() -> float:
+    """Physical memory, or what the container may use of it."""
+    whole = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
+    except OSError:
+        return whole
+    return min(whole, float(limit)) if limit.isdecimal() else whole
+
+
+def facts() -> Iterator[tuple[str, str]]:
+    """(name, value) of processors, memory, limits and versions."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield "processor", f"{cpu_name()}, {usable} usable"
+    yield "memory", f"{memory_bytes() / 1e9:.1f} GB"
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        yield "shared memory", f"{shutil.disk_usage(shared).free / 1e9:.1f} GB free in /dev/shm"
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield "open files", f"{files} (at most {most})"
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    yield "locked memory", "unlimited" if locked == resource.RLIM_INFINITY else f"{locked / 1e6:.0f} MB"
+    yield "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    for package in ("torch", "numpy", "safetensors", "tokenizers", "transformers", "pyarrow"):
+        try:
+            yield package, version(package)
+        except PackageNotFoundError:
+            yield package, "not installed"
