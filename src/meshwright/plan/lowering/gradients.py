@@ -8,7 +8,7 @@ ZeRO 2, 3   after its last writer of each micro-batch; the sum before it is ende
 from __future__ import annotations
 
 from meshwright.plan.action import Action, Op, Phase, What
-from meshwright.plan.buckets import sharding_group, stage_buckets
+from meshwright.plan.buckets import by_unit, sharding_group, stage_buckets
 from meshwright.plan.lowering.computes import Compute, Slotted
 from meshwright.plan.lowering.listing import Listing
 from meshwright.plan.plan import Plan
@@ -19,7 +19,9 @@ class Gradients:
         self._plan = plan
         self._held = stage_buckets(plan, stage)
         self._often = plan.sharding.stage >= 2
-        self._of_unit = self._travelling_by_unit()
+        self._of_unit = by_unit(
+            bucket for bucket in self._held if bucket.trainable and sharding_group(plan, bucket.replicas).size > 1
+        )
         self._last_writer: dict[tuple[int, int], int] = {}
         for slot in slots:
             for compute in slot.computes:
@@ -33,13 +35,16 @@ class Gradients:
                 out.wait(self._pending.pop(bucket))
 
     def after(self, out: Listing, compute: Compute) -> None:
-        for bucket in self._written(compute):
-            if self._last_writer[self._turn(bucket, compute)] != compute.index:
-                continue
-            if self._often:
-                for index in self._pending.values():
-                    out.wait(index)
-                self._pending.clear()
+        complete = [
+            bucket
+            for bucket in self._written(compute)
+            if self._last_writer[self._turn(bucket, compute)] == compute.index
+        ]
+        if self._often and complete:  # the sums of the unit before; those of one unit travel together
+            for index in self._pending.values():
+                out.wait(index)
+            self._pending.clear()
+        for bucket in complete:
             group = sharding_group(self._plan, self._held[bucket].replicas)
             action = Action(Op.SUM, Phase.REDUCE, bucket=bucket, what=What.GRADIENT, group=group.name)
             self._pending[bucket] = out.add(action)
@@ -47,15 +52,6 @@ class Gradients:
     def _written(self, compute: Compute) -> tuple[int, ...]:
         """The buckets that `compute` writes gradients into and that others hold copies of."""
         return self._of_unit.get(compute.action.unit, ()) if compute.writes_gradients else ()
-
-    def _travelling_by_unit(self) -> dict[int, tuple[int, ...]]:
-        travelling = [
-            bucket
-            for bucket in self._held
-            if bucket.trainable and sharding_group(self._plan, bucket.replicas).size > 1
-        ]
-        units = {unit for bucket in travelling for unit in bucket.units}
-        return {unit: tuple(bucket.index for bucket in travelling if unit in bucket.units) for unit in units}
 
     def _turn(self, bucket: int, compute: Compute) -> tuple[int, int]:
         return bucket, compute.action.micro if self._often else 0
