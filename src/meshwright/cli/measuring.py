@@ -21,7 +21,9 @@ _COPIED = 1 << 26
 _REPEATS, _LIMIT_S = 12, 0.1
 
 
-def measure(place: Place, status: Any, degrees: Mapping[str, int], device: str, products: bool) -> Measured:
+def measure(
+    place: Place, status: Any, sizes: Mapping[str, int], order: tuple[str, ...], device: str, products: bool
+) -> Measured:
     """Measure on every rank at once; rank 0's return value holds the medians over ranks."""
     from meshwright.comm.gather import gather_integers
     from meshwright.comm.mesh import Mesh, device_of
@@ -31,7 +33,7 @@ def measure(place: Place, status: Any, degrees: Mapping[str, int], device: str, 
     kind = device_of(device)
     if place.world > 1:
         join(place, kind.type)
-    mesh = Mesh(**degrees).start()
+    mesh = Mesh(**sizes, order=order).start()
 
     def agreed(seconds: float) -> float:
         return median(row[0] for row in gather_integers(mesh, [int(seconds * 1e9)])) / 1e9

@@ -42,6 +42,7 @@ from meshwright.train.job import Job
 from meshwright.train.nonfinite import NonfiniteError, blame
 from meshwright.train.outcome import Outcome
 from meshwright.train.peak import PeakWatch
+from meshwright.train.regret import REGRET_AFTER, Stopwatch, regret_line
 from meshwright.train.saves import Saves
 from meshwright.train.start import begin, is_finished
 from meshwright.train.stop import StopRequest
@@ -101,6 +102,7 @@ class _Loop:
         self._first = feed.first_step
         self._engine, self._feed, self._journal, self._progress = engine, feed, journal, progress
         self._meter = Meter(job.plan, job.steps)
+        self._watch = Stopwatch()
         self._evaluates = job.eval_every > 0 and feed.evaluation_batches > 0
         self._evaluation_seconds = 0.0
         self._warned = False
@@ -131,19 +133,26 @@ class _Loop:
             check_batches(self._engine.mesh, self._job.plan, batch)
         self._engine.mesh.ledger.clear()
         rate = learning_rate(self._job.plan.optimizer, step)
-        self._engine.observe(Phases(self._status, step))
+        self._engine.observe(self._watch.over(Phases(self._status, step)))
         with PeakWatch(self._engine.allocator) if step == self._first else nullcontext() as peak:
             result = self._engine.step(batch, rate, self._stop.asked)
         seconds = time.perf_counter() - begin
+        self._watch.end(count=step > self._first)
         if peak is not None:
             self._take_account(peak.num_bytes)
         self._status.at(step, "writing figures")
         self._record(step, result, rate, seconds)
+        if step - self._first == REGRET_AFTER and self._journal is not None and self._job.plan.degrees.ranks > 1:
+            self._progress.say(self._regret())
         if result.overflowed:
             self._progress.say(f"step {step}: the loss scale was too large and is now {result.loss_scale:g}")
         elif not result.finite:
             self._refused(step, batch, rate)
         return result
+
+    def _regret(self) -> str:
+        spent, where_priced = story.spent(self._engine, self._watch), story.priced_on(self._engine)
+        return regret_line(self._job.run_file, self._job.plan, where_priced, spent, self._meter.step_seconds)
 
     def _take_account(self, peak: int) -> None:
         self._account = take_account(self._engine, peak)
@@ -216,7 +225,9 @@ class _Loop:
         figures = ledger_json(self._engine, self._account, self._meter)
         if self._journal is not None:
             write_json(self._job.folder / LEDGER, figures)
-            self._progress.say(*story.closing(self._job, self._account, self._outcome, figures))
+            spent = story.spent(self._engine, self._watch)
+            where_priced = story.priced_on(self._engine)
+            self._progress.say(*story.closing(self._job, self._account, self._outcome, figures, where_priced, spent))
         self._sample()
         return self._outcome
 

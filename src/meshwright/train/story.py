@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from meshwright.arch.arithmetic import parameters
 from meshwright.config.errors import RequestError
 from meshwright.data import Dataset
@@ -14,14 +16,26 @@ from meshwright.observe.figures import bytes_text, duration_text, rate_text, tab
 from meshwright.parallel.engine import Engine
 from meshwright.plan.folds.ledger import Row
 from meshwright.plan.plan import Plan
+from meshwright.price.price import price
 from meshwright.train.account import HELD, Account
 from meshwright.train.evaluate import EvalResult
 from meshwright.train.figures import CONVENTION
 from meshwright.train.generate import generate
 from meshwright.train.job import Job
 from meshwright.train.outcome import Outcome
+from meshwright.train.regret import Stopwatch, cluster_name, spent_rows
 
-__all__ = ["beginning", "closing", "evaluation", "first_step", "layout_text", "may_sample", "sample"]
+__all__ = [
+    "beginning",
+    "closing",
+    "evaluation",
+    "first_step",
+    "layout_text",
+    "may_sample",
+    "priced_on",
+    "sample",
+    "spent",
+]
 
 _PROMPT = "def "
 _SAMPLE_PARAMETERS = 500_000_000
@@ -116,8 +130,26 @@ def evaluation(step: int, found: EvalResult, seconds: float) -> str:
     )
 
 
-def closing(job: Job, account: Account, outcome: Outcome, figures: Mapping[str, Any]) -> Iterator[str]:
-    """The closing table."""
+def spent(engine: Engine, watch: Stopwatch) -> dict[str, float] | None:
+    """Seconds of a mean step by cause; None where launches are not work, or nothing was measured."""
+    return watch.seconds if watch.steps and engine.allocator.device.type == "cpu" else None
+
+
+def priced_on(engine: Engine) -> str:
+    """The cluster whose prices a run is held against."""
+    device = engine.allocator.device
+    return cluster_name(torch.cuda.get_device_name(device) if device.type == "cuda" else "")
+
+
+def closing(
+    job: Job,
+    account: Account,
+    outcome: Outcome,
+    figures: Mapping[str, Any],
+    cluster: str = "local",
+    seconds: Mapping[str, float] | None = None,
+) -> Iterator[str]:
+    """The closing table; `seconds`: of a mean step, by cause, beside the prices on `cluster`."""
     if account.predicted or account.measured:
         yield ""
         yield from _traffic_table(account.predicted, account.measured)
@@ -127,7 +159,7 @@ def closing(job: Job, account: Account, outcome: Outcome, figures: Mapping[str, 
         ["state between steps", bytes_text(sum(states.values())), bytes_text(sum(account.live.values()))],
         ["  with gradients, at most", bytes_text(account.held_predicted), bytes_text(account.held_measured)],
         ["  with activations, at most", bytes_text(account.timeline.peak_bytes), bytes_text(account.peak_measured)],
-        ["a step", "-", duration_text(outcome.step_seconds)],
+        *spent_rows(price(job.plan, cluster), seconds, outcome.step_seconds),
         ["model FLOPs", "-", rate_text(_job_rate(figures, outcome), "FLOP/s") + f" ({CONVENTION})"],
     ]
     yield from table_lines(["of rank 0", "predicted", "measured"], rows)

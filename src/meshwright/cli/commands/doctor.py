@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     run_config = request.load(arguments)
     degrees = resolve_degrees(run_config, None if place is None else place.world)
     at = {name: getattr(degrees, name) for name in ("dp", "tp", "pp", "cp", "ep")}
-    given: tuple[Any, ...] = (at | {"order": degrees.order}, run_config.train.device.value, arguments.calibrate)
+    given: tuple[Any, ...] = (at, degrees.order, run_config.train.device.value, arguments.calibrate)
     found: list[Measured] = []
     if place is None:
         code = exit_code(lambda: found.extend(run_ranks(measure, degrees.ranks, *given)))

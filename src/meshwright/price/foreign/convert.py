@@ -158,4 +158,5 @@ def _decides(section: str, name: str, given: Mapping[str, Any], at: Mapping[str,
         }.get(name, True)  # fmt: skip
     if section == "mesh" and name == "order":
         return list(given["mesh"]["order"]) != [axis.value for axis in DEFAULT_ORDER]
-    return section != "optimizer" or bool(name != "min_learning_rate" or given["optimizer"]["schedule"] != "constant")
+    unread = section == "optimizer" and name == "min_learning_rate" and given["optimizer"]["schedule"] == "constant"
+    return not unread

@@ -1,0 +1,212 @@
+"""What a step was predicted to spend and what it spent, by cause; and what another layout would have saved.
+
+    stopwatch   seconds between the actions of a step, on this rank, by what they are for
+    rates       measured over predicted seconds, by cause: how this machine differs from the cluster it was priced on
+    regret      every legal layout, priced again, each part of its step at the measured rate
+
+On a device that works asynchronously launches are not work: only the whole step is measured there, and all parts have
+its one rate.
+"""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from meshwright.config.built import UNBUILT, check_built
+from meshwright.config.errors import RequestError
+from meshwright.config.load import build_run
+from meshwright.config.schema import RunConfig
+from meshwright.layout.groups import GroupName
+from meshwright.plan.action import COMPUTE, Action, Op
+from meshwright.plan.plan import Plan
+from meshwright.price.advice import short
+from meshwright.price.failures import checkpoint_bytes
+from meshwright.price.price import Price, price
+from meshwright.price.search import search, with_keys
+from meshwright.price.text import bytes_text, seconds_text
+
+__all__ = [
+    "CAUSES", "PARTS", "REGRET_AFTER", "Regret", "Stopwatch", "cluster_name", "predicted", "rates", "regret",
+    "regret_line", "spent_rows",
+]  # fmt: skip
+
+REGRET_AFTER = 10
+"""Steps that are measured before layouts are priced again."""
+
+CAUSES: Mapping[str, tuple[str, ...]] = {
+    "computation": ("compute", "tp", "cp", "ep", "other"),
+    "replicas": ("dp",),
+    "stages": ("pp", "bubble"),
+    "optimizer": ("optimizer",),
+}
+"""What a stopwatch can tell apart, and the parts of a price that it means."""
+
+PARTS = tuple(CAUSES)
+_BUDGET, _KEPT = 50_000, 50
+_WORTH = 0.02  # of a step: less is within what prices know
+
+
+_DEVICES = (("H200", "h200-sxm"), ("H800", "h800-sxm"), ("H100", "h100-sxm"), ("GB300", "gb300-nvl72"),
+            ("GB200", "gb200-nvl72"), ("B300", "b300-sxm"), ("B200", "b200-sxm"), ("A100-SXM4-40", "a100-40gb-sxm"),
+            ("A100", "a100-80gb-sxm"), ("V100", "v100-32gb-sxm"), ("L40S", "l40s"), ("4090", "rtx4090"),
+            ("MI300X", "mi300x"))  # fmt: skip
+
+
+def cluster_name(device: str) -> str:
+    """The cluster of the catalogue for a device's name; "local", this machine as it was measured, for any other."""
+    return next((cluster for part, cluster in _DEVICES if part in device), "local")
+
+
+def _cause(action: Action) -> str:
+    if action.op in COMPUTE:
+        return "computation"
+    if action.op in (Op.UPDATE, Op.NORM):
+        return "optimizer"
+    return "stages" if action.group is GroupName.PP or action.op in (Op.SEND, Op.RECEIVE) else "replicas"
+
+
+class Stopwatch:
+    """Seconds of steps by cause. A wait counts for what is waited for."""
+
+    def __init__(self) -> None:
+        self._spent = dict.fromkeys(PARTS, 0.0)
+        self._done: deque[dict[str, float]] = deque(maxlen=_KEPT)
+        self._now: tuple[str, float] | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many are kept."""
+        return len(self._done)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of each cause the median over the last steps."""
+        return {name: median(step[name] for step in self._done) if self._done else 0.0 for name in PARTS}
+
+    def over(self, observer: Callable[[Action], None]) -> Callable[[Action], None]:
+        """An observer that keeps the time and asks `observer` too."""
+
+        def before(action: Action) -> None:
+            self._turn(_cause(action))
+            observer(action)
+
+        return before
+
+    def end(self, count: bool = True) -> None:
+        """A step is over; one that pays for what happens once is not counted."""
+        self._turn(None)
+        if count:
+            self._done.append(self._spent)
+        self._spent = dict.fromkeys(PARTS, 0.0)
+
+    def _turn(self, cause: str | None) -> None:
+        now = time.perf_counter()
+        if self._now is not None:
+            self._spent[self._now[0]] += now - self._now[1]
+        self._now = None if cause is None else (cause, now)
+
+
+def predicted(parts: Mapping[str, float]) -> dict[str, float]:
+    """Parts of a price, by cause."""
+    return {name: sum(parts[part] for part in causes) for name, causes in CAUSES.items()}
+
+
+def rates(own: Price, measured: Mapping[str, float] | None, step_seconds: float) -> dict[str, float]:
+    """Measured over predicted seconds, by cause. What is too short to be measured has the rate of the whole step."""
+    whole = step_seconds / own.step_seconds
+    if measured is None:
+        return dict.fromkeys(PARTS, whole)
+    expected = predicted(own.parts)
+    enough = 0.01 * own.step_seconds
+    out = {name: measured[name] / expected[name] if expected[name] > enough else whole for name in PARTS}
+    out["stages"] = out["stages"] if own.plan.degrees.pp > 1 else out["computation"]
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """The best layout at the measured rates, and its step beside the present one's, both at these rates."""
+
+    keys: Mapping[str, Any]
+    seconds: float
+    present_seconds: float
+
+
+def regret(
+    run: RunConfig, plan: Plan, cluster: str, measured: Mapping[str, float] | None, step_seconds: float
+) -> Regret:
+    """Price every legal layout that runs on as many ranks, at the measured rates."""
+    own = price(plan, cluster)
+    found = rates(own, measured, step_seconds)
+
+    def at_rates(each: Price) -> float:
+        return sum(found[name] * seconds for name, seconds in predicted(each.parts).items())
+
+    ranking = search(run, plan.degrees.ranks, cluster, top=12, fixed=_fixed(run), budget=_BUDGET)
+    candidates = [row for row in ranking.rows if _runs(run, row.keys)]
+    best = min(candidates, key=lambda row: at_rates(row.price), default=None)
+    present = at_rates(own)
+    if best is None or at_rates(best.price) >= present:
+        return Regret({}, present, present)
+    return Regret(best.keys, at_rates(best.price), present)
+
+
+def _fixed(run: RunConfig) -> dict[str, Any]:
+    """Keys that only run at one value so far."""
+    default = RunConfig().tables()
+    fixed: dict[str, Any] = {"parallel.offload": run.parallel.offload.value}
+    for entry in UNBUILT:
+        section, name = entry.key.split(".")
+        if section in ("mesh", "parallel") and not entry.runs:
+            fixed[entry.key] = default[section][name]
+    return fixed
+
+
+def _runs(run: RunConfig, keys: Mapping[str, Any]) -> bool:
+    try:
+        check_built(with_keys(run, keys))
+    except RequestError:
+        return False
+    return True
+
+
+def regret_line(
+    run_file: str, plan: Plan, cluster: str, measured: Mapping[str, float] | None, step_seconds: float
+) -> str:
+    """One line: what another layout would save, and what moving costs."""
+    run = build_run(tomllib.loads(run_file))
+    found = regret(run, plan, cluster, measured, step_seconds)
+    saved = 1 - found.seconds / found.present_seconds
+    if not found.keys or saved < _WORTH:
+        ranks = plan.degrees.ranks
+        return f"regret: none; at the measured rates no other layout of {ranks} ranks saves {_WORTH:.0%} of a step"
+    size = checkpoint_bytes(plan)
+    return (
+        f"regret: {short(found.keys)} would take {seconds_text(found.seconds)} a step at the measured rates, "
+        f"{saved:.0%} less; moving costs a checkpoint of {bytes_text(size)} written and read"
+    )
+
+
+def spent_rows(own: Price, measured: Mapping[str, float] | None, step_seconds: float) -> list[list[str]]:
+    """Rows of the closing table: cause, predicted, measured."""
+    expected = predicted(own.parts)
+    rows = [
+        [
+            f"a step (priced on {own.cluster.name})",
+            seconds_text(own.step_seconds),
+            seconds_text(step_seconds) if step_seconds else "-",
+        ]
+    ]
+    for name in PARTS:
+        seen = measured[name] if measured is not None else 0.0
+        if expected[name] > 1e-6 or seen > 1e-6:
+            rows.append(
+                [f"  {name}", seconds_text(expected[name]), seconds_text(seen) if measured is not None else "-"]
+            )
+    return rows

@@ -1,0 +1,68 @@
+"""What a step spent, by cause, and what another layout would have saved."""
+
+import pytest
+
+import meshwright as mw
+from meshwright.config.load import dump_run, load_run
+from meshwright.layout.groups import GroupName
+from meshwright.plan.action import Action, Op, Phase
+from meshwright.price.price import price
+from meshwright.train import regret as module
+from meshwright.train.regret import PARTS, Stopwatch, cluster_name, predicted, rates, regret, regret_line, spent_rows
+
+
+def test_a_stopwatch_gives_each_action_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 3.0, 3.5, 7.5, 8.0])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    watch, seen = Stopwatch(), list[Action]()
+    before = watch.over(seen.append)
+    actions = (Action(Op.FORWARD, Phase.FORWARD), Action(Op.SUM, Phase.REDUCE, group=GroupName.DENSE),
+               Action(Op.SEND, Phase.FORWARD, group=GroupName.PP), Action(Op.WAIT, Phase.REDUCE, group=GroupName.DENSE),
+               Action(Op.UPDATE, Phase.UPDATE))  # fmt: skip
+    for action in actions:
+        before(action)
+    watch.end()
+    assert tuple(seen) == actions
+    assert watch.seconds == {"computation": 1.0, "replicas": 2.0 + 4.0, "stages": 0.5, "optimizer": 0.5}
+
+
+def test_the_first_step_does_not_count() -> None:
+    watch = Stopwatch()
+    watch.over(lambda action: None)(Action(Op.FORWARD, Phase.FORWARD))
+    watch.end(count=False)
+    assert watch.steps == 0
+    assert sum(watch.seconds.values()) == 0.0
+
+
+def test_predicted_causes_add_up_to_the_step() -> None:
+    own = price(mw.plan(load_run(None, ["mesh.dp=2"])), "h100-sxm")
+    assert sum(predicted(own.parts).values()) == pytest.approx(own.step_seconds)
+    assert len(spent_rows(own, None, 1.0)) > 2
+
+
+def test_rates_are_measured_over_predicted() -> None:
+    own = price(mw.plan(load_run(None, ["mesh.dp=2"])), "h100-sxm")
+    doubled = {name: 2 * seconds for name, seconds in predicted(own.parts).items()}
+    assert rates(own, doubled, 2 * own.step_seconds) == pytest.approx(dict.fromkeys(PARTS, 2.0))
+    assert rates(own, None, 3 * own.step_seconds) == pytest.approx(dict.fromkeys(PARTS, 3.0))
+
+
+def test_slow_sums_make_another_layout_better() -> None:
+    """Where replicas take ten times what was priced, a layout that sums less often wins; where they do not, none does."""
+    run = load_run(None, ["mesh.dp=2", "batch.micro=1", "parallel.zero=3"])
+    plan = mw.plan(run)
+    spent = predicted(price(plan, "h100-sxm").parts)
+    slow = spent | {"replicas": 10 * spent["replicas"]}
+    found = regret(run, plan, "h100-sxm", slow, sum(slow.values()))
+    assert found.seconds < 0.9 * found.present_seconds
+    assert found.present_seconds == pytest.approx(sum(slow.values()), rel=0.05)
+    line = regret_line(dump_run(run), plan, "h100-sxm", slow, sum(slow.values()))
+    assert line.startswith("regret: ")
+    assert "\n" not in line
+    assert "checkpoint" in line
+
+
+def test_devices_are_priced_as_themselves() -> None:
+    assert cluster_name("NVIDIA H200") == "h200-sxm"
+    assert cluster_name("NVIDIA A100-SXM4-80GB") == "a100-80gb-sxm"
+    assert cluster_name("") == "local"
