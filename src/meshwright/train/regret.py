@@ -123,7 +123,7 @@ def rates(own: Price, measured: Mapping[str, float] | None, step_seconds: float)
     if measured is None:
         return dict.fromkeys(PARTS, whole)
     expected = predicted(own.parts)
-    enough = 0.01 * own.step_seconds
+    enough = 1e-3 * own.step_seconds
     out = {name: measured[name] / expected[name] if expected[name] > enough else whole for name in PARTS}
     out["stages"] = out["stages"] if own.plan.degrees.pp > 1 else out["computation"]
     return out

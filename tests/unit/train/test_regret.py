@@ -48,7 +48,7 @@ def test_rates_are_measured_over_predicted() -> None:
 
 
 def test_slow_sums_make_another_layout_better() -> None:
-    """Where replicas take ten times what was priced, a layout that sums less often wins; where they do not, none does."""
+    """Where replicas take ten times what was priced, a layout that sums less often wins."""
     run = load_run(None, ["mesh.dp=2", "batch.micro=1", "parallel.zero=3"])
     plan = mw.plan(run)
     spent = predicted(price(plan, "h100-sxm").parts)
