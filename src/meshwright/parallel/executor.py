@@ -246,18 +246,19 @@ class Executor:
         return all_reduce(self.mesh.communicator(action.group), self.count, action.phase)
 
     def _send(self, action: Action) -> Handle:
-        table = self._inputs if action.what is What.ACTIVATION else self._cotangents
-        step = 1 if action.what is What.ACTIVATION else -1
-        value = table.pop((action.unit + step, action.micro)).contiguous()
+        value = self._crossing(action).pop((action.arrives_at, action.micro)).contiguous()
         return send(self.mesh.link(self.program.stage, action.peer), value, action.phase)
 
     def _receive(self, action: Action) -> Handle:
         tokens = stream_tokens(self.plan)
         dtype = TORCH_DTYPES[self.plan.precision.compute]
         value = torch.empty(tokens, self.plan.arch.hidden, dtype=dtype, device=self.allocator.device)
-        table = self._inputs if action.what is What.ACTIVATION else self._cotangents
-        table[action.unit, action.micro] = value
+        self._crossing(action)[action.arrives_at, action.micro] = value
         return receive(self.mesh.link(action.peer, self.program.stage), value)
+
+    def _crossing(self, action: Action) -> dict[Key, Tensor]:
+        """The table of what crosses a border."""
+        return self._inputs if action.what is What.ACTIVATION else self._cotangents
 
     def _sum(self, action: Action) -> Handle:
         assert action.group is not None

@@ -27,7 +27,7 @@ from meshwright.optim.update import STATE_NAMES, Run
 from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.offload import Homes, Visitor
-from meshwright.plan.buckets import Bucket, Segment, sharding_group
+from meshwright.plan.buckets import Bucket, Segment, is_hybrid, sharding_group
 from meshwright.plan.category import Category
 from meshwright.plan.plan import Plan
 
@@ -102,8 +102,7 @@ class Store:
         """Move the `.grad` of the named parameters into the flat gradient: copied the first time, then added."""
         if not self.bucket.trainable:
             return
-        if self.gradient.untyped_storage().nbytes() == 0:
-            self._begin_gradient()
+        self._begin_gradient()
         for segment in self.bucket.segments:
             parameter = self.parameters[segment.name]
             if segment.name not in names or parameter.grad is None:
@@ -119,8 +118,7 @@ class Store:
     @torch.no_grad()
     def add_product(self, name: str, g_NO: Tensor, x_NI: Tensor) -> None:
         """The weight gradient g^T x of a linear, straight into the flat gradient: written first, added later."""
-        if self.gradient.untyped_storage().nbytes() == 0:
-            self._begin_gradient()
+        self._begin_gradient()
         flat = self._view(self.gradient, self._segments[name])
         first = name not in self._written
         self._written.add(name)
@@ -135,8 +133,7 @@ class Store:
     @torch.no_grad()
     def add_rows(self, name: str, rows_N: Tensor, g_ND: Tensor) -> None:
         """Gradients g of looked-up rows of a table, straight into the flat gradient; repeated rows add up in order."""
-        if self.gradient.untyped_storage().nbytes() == 0:
-            self._begin_gradient()
+        self._begin_gradient()
         flat = self._view(self.gradient, self._segments[name])
         if name not in self._written:
             self._written.add(name)
@@ -151,8 +148,7 @@ class Store:
         """The gradient, complete: segments that no micro-batch wrote are zero. Padding always is."""
         if self._sealed:
             return self.gradient
-        if self.gradient.untyped_storage().nbytes() == 0:
-            self._begin_gradient()
+        self._begin_gradient()
         for segment in self.bucket.segments:
             if segment.name not in self._written:
                 self._view(self.gradient, segment).zero_()
@@ -212,6 +208,9 @@ class Store:
     # ------------------------------------------------------------------ inside
 
     def _begin_gradient(self) -> None:
+        """Make room for the gradient at its first write, padding zeroed; nothing to do while it has memory."""
+        if self.gradient.untyped_storage().nbytes():
+            return
         self._written.clear()
         self._sealed = False
         if self.gradient.numel() == 0:
@@ -289,6 +288,6 @@ class Store:
 
 def _counts_here(plan: Plan, bucket: Bucket, at: Coordinates) -> bool:
     """Hybrid sharding copies every shard: the first copy counts it."""
-    if not (plan.sharding.stage and plan.sharding.within) or bucket.replicas is not GroupName.DENSE:
+    if not is_hybrid(plan, bucket.replicas):
         return True
     return groups(plan.degrees, plan.sharding.within)[GroupName.COPY].place(plan.degrees, at) == 0

@@ -96,3 +96,10 @@ class Action:
     @property
     def launches(self) -> bool:
         return self.op in LAUNCHES and (self.group is not None)
+
+    @property
+    def arrives_at(self) -> int:
+        """Of a send or a receive: the unit that what crosses the border is for, by which both ends know it."""
+        if self.op is Op.RECEIVE:
+            return self.unit
+        return self.unit + (1 if self.what is What.ACTIVATION else -1)

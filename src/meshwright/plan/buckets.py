@@ -11,6 +11,7 @@ A shard of it is a run of elements whose bounds are multiples of ALIGN too: fuse
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -60,6 +61,11 @@ class Bucket:
     numel: int
     decay_stop: int
 
+    @property
+    def tied_elsewhere(self) -> bool:
+        """Whether the other end of its tie stands on another stage: both ends' gradients are then one sum."""
+        return self.tied and len(self.units) == 1
+
     def shard(self, ways: int, place: int) -> tuple[int, int]:
         """The bounds of shard `place` of `ways`, in elements: equal blocks of whole ALIGNs, the last ones short."""
         block = ceil_to(-(-self.numel // ways), ALIGN)
@@ -85,8 +91,21 @@ def stage_buckets(plan: Plan, stage: int) -> tuple[Bucket, ...]:
 
 def sharding_group(plan: Plan, replicas: GroupName) -> Group:
     """The group over which the shards of a bucket meet: all its replicas, or the inner groups of hybrid sharding."""
-    hybrid = plan.sharding.within and replicas is GroupName.DENSE
-    return plan_groups(plan)[GroupName.SHARD if hybrid else replicas]
+    return plan_groups(plan)[GroupName.SHARD if is_hybrid(plan, replicas) else replicas]
+
+
+def is_hybrid(plan: Plan, replicas: GroupName) -> bool:
+    """Whether a bucket's shards meet in an inner group, and copies of each shard over `copy`."""
+    return plan.sharding.stage > 0 and plan.sharding.within > 0 and replicas is GroupName.DENSE
+
+
+def by_unit(buckets: Iterable[Bucket]) -> dict[int, tuple[int, ...]]:
+    """Unit -> the indices of those of `buckets` that it reads; a unit that reads none of them has no entry."""
+    found: dict[int, tuple[int, ...]] = {}
+    for bucket in buckets:
+        for unit in bucket.units:
+            found[unit] = (*found.get(unit, ()), bucket.index)
+    return found
 
 
 def _first_unit(owner: Ownership, here: tuple[int, ...]) -> int:

@@ -25,7 +25,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from meshwright.layout.axes import Coordinates
-from meshwright.plan.action import Action, Kind, Op, What
+from meshwright.plan.action import Action, Kind, Op
 from meshwright.plan.folds.traffic import transfer
 from meshwright.plan.meeting import plan_groups
 from meshwright.plan.plan import Plan
@@ -77,9 +77,7 @@ def representatives(plan: Plan, kind: Kind = Kind.TRAIN) -> dict[int, Program]:
     return {plan.degrees.rank(Coordinates(pp=stage)): role_program(plan, stage, kind) for stage in stages}
 
 
-def build_graph(
-    plan: Plan, programs: Mapping[int, Program] | None = None, streams: Streams = Streams.STRICT
-) -> Graph:
+def build_graph(plan: Plan, programs: Mapping[int, Program] | None = None, streams: Streams = Streams.STRICT) -> Graph:
     """The graph over `programs` (rank -> program), or over one rank of every role of a training step."""
     return _Builder(plan, representatives(plan) if programs is None else programs, streams).build()
 
@@ -139,9 +137,8 @@ class _Builder:
         program = self._programs[rank]
         action = program.actions[index]
         if action.op in (Op.SEND, Op.RECEIVE):
-            step = 0 if action.op is Op.RECEIVE else 1 if action.what is What.ACTIVATION else -1
             assert action.what is not None
-            return action.what.value, "of micro-batch", action.micro, "for unit", action.unit + step
+            return action.what.value, "of micro-batch", action.micro, "for unit", action.arrives_at
         moved = transfer(self._plan, program, action)
         assert moved is not None
         of = [segment.name for segment in program.buckets[action.bucket].segments] if action.bucket >= 0 else []

@@ -22,7 +22,7 @@ from enum import Enum
 from meshwright.arch.tensors import UnitKind
 from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Action, Kind, Op, What
-from meshwright.plan.buckets import Bucket, sharding_group
+from meshwright.plan.buckets import Bucket, by_unit, is_hybrid, sharding_group
 from meshwright.plan.meeting import plan_groups
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program
@@ -86,8 +86,7 @@ class Memory:
         shared = [sharding_group(plan, bucket.replicas).size > 1 for bucket in program.buckets]
         self._pieces = tuple(plan.sharding.stage == 3 and each for each in shared)
         self._travels = tuple(shared)
-        units = {unit for bucket in program.buckets for unit in bucket.units}
-        self._read = {unit: tuple(b.index for b in program.buckets if unit in b.units) for unit in units}
+        self._read = by_unit(program.buckets)
 
     def at_start(self) -> Iterator[Buffer]:
         """What exists before the first action."""
@@ -154,11 +153,9 @@ class Memory:
         return Touches(reads, frees, makes, self._gradients(unit), self._closed(unit))
 
     def _border(self, action: Action) -> Touches:
-        forward = action.what is What.ACTIVATION
-        away = action.op is Op.SEND
-        unit = action.unit + 1 if forward and away else action.unit - 1 if away else action.unit
-        buffer = (Buffer(Kept.VALUE if forward else Kept.COTANGENT, unit, action.micro),)
-        return Touches(frees=buffer) if away else Touches(makes=buffer)
+        kept = Kept.VALUE if action.what is What.ACTIVATION else Kept.COTANGENT
+        buffer = (Buffer(kept, action.arrives_at, action.micro),)
+        return Touches(frees=buffer) if action.op is Op.SEND else Touches(makes=buffer)
 
     def _on_bucket(self, action: Action) -> Touches:
         index = action.bucket
@@ -174,8 +171,9 @@ class Memory:
                 return self._sum(action)
             case Op.NORM:
                 trained = [bucket.index for bucket in self._program.buckets if bucket.trainable]
-                return Touches(tuple(each for bucket in trained for each in self._ready(bucket)),
-                               makes=(Buffer(Kept.NORM),))
+                return Touches(
+                    tuple(each for bucket in trained for each in self._ready(bucket)), makes=(Buffer(Kept.NORM),)
+                )
             case _:
                 reads = (Buffer(Kept.NORM), *self._ready(index))
                 if self._pieces[index]:
@@ -220,9 +218,9 @@ def sums(plan: Plan, bucket: Bucket) -> tuple[GroupName, ...]:
         return ()
     table = plan_groups(plan)
     names = [sharding_group(plan, bucket.replicas).name]
-    if plan.sharding.stage and plan.sharding.within and bucket.replicas is GroupName.DENSE:
+    if is_hybrid(plan, bucket.replicas):
         names.append(GroupName.COPY)
-    if bucket.tied and len(bucket.units) == 1:
+    if bucket.tied_elsewhere:
         names.append(GroupName.TIED)
     names += bucket.partial
     return tuple(name for name in names if table[name].size > 1)

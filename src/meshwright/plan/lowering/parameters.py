@@ -8,7 +8,7 @@ A compute that reads no weight (a weight product, the embedding's backward) hold
 from __future__ import annotations
 
 from meshwright.plan.action import Action, Op, Phase
-from meshwright.plan.buckets import sharding_group, stage_buckets
+from meshwright.plan.buckets import by_unit, sharding_group, stage_buckets
 from meshwright.plan.lowering.computes import Compute, Slotted
 from meshwright.plan.lowering.listing import Listing
 from meshwright.plan.plan import Plan
@@ -55,9 +55,7 @@ class Parameters:
         """Unit -> the buckets it reads that are in pieces; a bucket that nobody else holds is always whole."""
         if self._plan.sharding.stage < 3:
             return {}
-        sharded = [bucket for bucket in self._held if sharding_group(self._plan, bucket.replicas).size > 1]
-        units = {unit for bucket in sharded for unit in bucket.units}
-        return {unit: tuple(bucket.index for bucket in sharded if unit in bucket.units) for unit in units}
+        return by_unit(bucket for bucket in self._held if sharding_group(self._plan, bucket.replicas).size > 1)
 
     def _gather(self, out: Listing, index: int, phase: Phase) -> None:
         if index in self._whole or index in self._gathering:

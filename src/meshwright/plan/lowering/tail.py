@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Action, Kind, Op, Phase, What
-from meshwright.plan.buckets import Bucket, sharding_group, stage_buckets
+from meshwright.plan.buckets import Bucket, is_hybrid, sharding_group, stage_buckets
 from meshwright.plan.lowering.listing import Listing
 from meshwright.plan.meeting import plan_groups
 from meshwright.plan.plan import Plan
@@ -48,13 +48,13 @@ def _sum_loss(plan: Plan, out: Listing) -> None:
 
 def _sum_remaining(plan: Plan, out: Listing, trained: list[Bucket]) -> None:
     """Sums over groups that hold equal pieces: replicas of a shard, both stages of a tied tensor, tensor ranks."""
-    hybrid = _shared(plan, GroupName.COPY) if plan.sharding.stage and plan.sharding.within else None
+    copies = _shared(plan, GroupName.COPY)
     for bucket in trained:
-        if hybrid is not None and bucket.replicas is GroupName.DENSE:
-            out.add(Action(Op.SUM, Phase.REDUCE, bucket=bucket.index, what=What.GRADIENT, group=hybrid))
+        if copies is not None and is_hybrid(plan, bucket.replicas):
+            out.add(Action(Op.SUM, Phase.REDUCE, bucket=bucket.index, what=What.GRADIENT, group=copies))
     out.wait_all(Op.SUM)
     for bucket in trained:
-        if bucket.tied and len(bucket.units) == 1:
+        if bucket.tied_elsewhere:
             out.add(Action(Op.SUM, Phase.REDUCE, bucket=bucket.index, what=What.GRADIENT, group=GroupName.TIED))
     out.wait_all(Op.SUM)
     for turn in range(max((len(bucket.partial) for bucket in trained), default=0)):
