@@ -117,8 +117,8 @@ def _exchange(over: Communicator, outgoing: list[Tensor], arriving: list[Tensor]
     """Send outgoing[r] to the rank at place r and receive from every other rank, all at once."""
     group = over.process_group  # its own methods: dist.isend spends as long again on finding it
     peers = [place for place in range(over.size) if place != over.place]
-    works = [group.recv([buffer], place, 0) for place, buffer in zip(peers, arriving, strict=True)]
-    return works + [group.send([outgoing[place]], place, 0) for place in peers]
+    works = [group.recv([buffer], place, tag) for place, buffer in zip(peers, arriving, strict=True)]
+    return works + [group.send([outgoing[place]], place, tag) for place in peers]
 
 
 def _begun(work: dist.Work | None) -> dist.Work:
