@@ -23,7 +23,7 @@ from meshwright.price.request import planned
 from meshwright.price.search import Ranking, search, with_keys
 from meshwright.price.text import seconds_text
 
-__all__ = ["Case", "budget", "budget_told", "cases", "tokens_of", "told"]
+__all__ = ["Case", "budget", "budget_told", "cases", "slower", "tokens_of", "told"]
 
 _BUDGET = 200_000
 _OTHERS = ("a100-80gb-sxm", "h100-sxm", "h200-sxm", "b200-sxm", "mi300x")
@@ -96,11 +96,12 @@ def tokens_of(price: Price) -> int:
 def _asker(ranking: Ranking) -> Callable[[str, str, RunConfig, int, Cluster], Case]:
     now = ranking.best.price
     base = tokens_of(now) / now.step_seconds / ranking.gpus
+    fixed = {key: value for key, value in ranking.fixed.items() if key != "mesh.dp"}
 
     def ask(question: str, name: str, run: RunConfig, gpus: int, cluster: Cluster) -> Case:
         kept = _kept(ranking, run, gpus, cluster)
         try:
-            best = search(run, gpus, cluster, top=1, budget=_BUDGET).best
+            best = search(run, gpus, cluster, top=1, budget=_BUDGET, fixed=fixed).best
         except RequestError:
             return Case(question, name, gpus, kept_seconds=kept)
         rate = tokens_of(best.price) / best.price.step_seconds

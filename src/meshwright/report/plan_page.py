@@ -29,7 +29,7 @@ from meshwright.price.simulate import Clock
 from meshwright.price.weights import weights
 from meshwright.report.schedule import draw_svg
 
-__all__ = ["page_data", "plan_page"]
+__all__ = ["page_data", "plan_page", "timeline"]
 
 _DRAWN = 30_000  # actions of units that a timeline is worth
 _NODES = 8  # nodes that the map shows

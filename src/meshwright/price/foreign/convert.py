@@ -149,13 +149,14 @@ def _decides(section: str, name: str, given: Mapping[str, Any], at: Mapping[str,
     parallel = given["parallel"]
     replicas = at["dp"] * at["ep"] * at["cp"]
     if section == "parallel":
-        return {
+        deciding: dict[str, bool] = {
             "sequence": at["tp"] > 1, "asynchronous_tensor": at["tp"] > 1, "schedule": at["pp"] > 1,
             "chunks": at["pp"] > 1, "stages": at["pp"] > 1, "context": at["cp"] > 1, "context_inner": at["cp"] > 1,
             "zero": replicas > 1,
             "zero_shard_within": parallel["zero"] > 0 and parallel["zero_shard_within"] != replicas,
             "reshard_after_forward": parallel["zero"] == 3, "offload_to": parallel["offload"] != "none",
-        }.get(name, True)  # fmt: skip
+        }  # fmt: skip
+        return deciding.get(name, True)
     if section == "mesh" and name == "order":
         return list(given["mesh"]["order"]) != [axis.value for axis in DEFAULT_ORDER]
     unread = section == "optimizer" and name == "min_learning_rate" and given["optimizer"]["schedule"] == "constant"

@@ -1,0 +1,60 @@
+"""What if: answers follow the direction of the question, and budgets the arithmetic."""
+
+import dataclasses
+
+import pytest
+
+from meshwright.config.load import load_run
+from meshwright.price.catalogue import cluster_of
+from meshwright.price.search import Ranking, search
+from meshwright.price.whatif import Case, budget, cases, slower, tokens_of
+
+
+@pytest.fixture(scope="module")
+def ranking() -> Ranking:
+    words = ("model.preset=llama3-8b", "data.sequence_length=4096", "batch.global=64", "precision.compute=bfloat16")
+    fixed = {"mesh.cp": 1, "parallel.schedule": "1f1b", "parallel.offload": "none", "batch.micro": 1,
+             "parallel.recompute": "selective", "parallel.sequence": True, "mesh.pp": 1}  # fmt: skip
+    return search(load_run(None, words), 16, "h100-sxm", fixed=fixed, top=2)
+
+
+@pytest.fixture(scope="module")
+def answers(ranking: Ranking) -> dict[tuple[str, str], Case]:
+    return {(case.question, case.name): case for case in cases(ranking)}
+
+
+def test_more_devices_take_less_time_and_lose_efficiency(answers: dict[tuple[str, str], Case]) -> None:
+    strong = [answers["strong scaling", f"{count} devices"] for count in (8, 16, 32, 64)]
+    assert [case.seconds for case in strong] == sorted((case.seconds for case in strong), reverse=True)
+    assert strong[1].efficiency == pytest.approx(1.0)
+    assert strong[1].kept_seconds == pytest.approx(strong[1].seconds)
+    assert strong[3].efficiency < 1
+
+
+def test_slower_links_never_help(answers: dict[tuple[str, str], Case], ranking: Ranking) -> None:
+    now = ranking.best.price.step_seconds
+    half, quarter = (answers["slower links", f"network x {factor}"].seconds for factor in (0.5, 0.25))
+    assert now <= half <= quarter
+    assert answers["slower links", "network x 0.25"].kept_seconds >= quarter * (1 - 1e-9)
+
+
+def test_every_question_is_asked(answers: dict[tuple[str, str], Case]) -> None:
+    assert {question for question, _ in answers} == {
+        "strong scaling", "weak scaling", "slower links", "longer sequences", "other devices",
+    }  # fmt: skip
+
+
+def test_slower_scales_measured_figures_too() -> None:
+    cluster = cluster_of("h100-sxm")
+    measured = dataclasses.replace(cluster, network=dataclasses.replace(cluster.network, measured_bytes_per_s=3e10))
+    half = slower(measured, network=0.5)
+    assert half.network.measured_bytes_per_s == 1.5e10
+    assert half.node == measured.node
+
+
+def test_a_budget_is_steps_times_seconds(ranking: Ranking) -> None:
+    price = ranking.best.price
+    found = budget(price, 1e9)
+    assert found["steps"] == -(-1e9 // tokens_of(price))
+    assert found["dollars"] == pytest.approx(found["device_hours"] * 12.29)
+    assert found["device_hours"] == pytest.approx(found["steps"] * price.step_seconds * 16 / 3600)
