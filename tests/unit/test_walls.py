@@ -39,6 +39,8 @@ from tests.unit.walls import MAY_IMPORT, foreign_words, violations
         ("train/a.py", "import os\nx = os.getenv('A')", "os.getenv"),
         ("train/a.py", "from os import environ", "os.environ"),
         ("plan/a.py", "from pydantic import BaseModel", "pydantic is used in config only"),
+        ("train/a.py", "from torch.utils._pytree import tree_leaves", "a private name of torch"),
+        ("comm/a.py", "from torch.utils import _pytree", "a private name of torch"),
         ("plan/a.py", "__all__ = ['f']\ndef f(): ...\ndef g(): ...", r"not in __all__: \['g'\]"),
         ("plan/a.py", "__all__ = ['f', 'g']\ndef f(): ...", r"not bound: \['g'\]"),
         ("plan/a.py", "__all__ = ['f', 'f']\ndef f(): ...", "twice"),

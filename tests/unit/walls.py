@@ -46,6 +46,7 @@ _COLLECTIVES = frozenset(
         *("monitored_barrier", "new_group", "new_subgroups", "P2POp", "_functional_collectives"),
     ]
 )
+_TORCH_PRIVATE = PurePath("comm/torch_private.py")
 _ENVIRONMENT_READS = frozenset(["environ", "environb", "getenv", "getenvb"])
 
 # Assembled from pieces, or this very file would be among the findings.
@@ -72,6 +73,8 @@ def violations(file: PurePath, text: str) -> list[str]:
     found += [f"{node.lineno}: global statement" for node in ast.walk(tree) if isinstance(node, ast.Global)]
     for node, module, names, at_import in _imports(file, tree):
         found += [f"{node.lineno}: {what}" for what in _import(package, module, names, at_import)]
+        if file != _TORCH_PRIVATE and module.split(".")[0] == "torch" and re.search(r"(?<!\w)_", f"{module}.{names}"):
+            found.append(f"{node.lineno}: a private name of torch; {_TORCH_PRIVATE} has them")
     if package != "comm":
         found += _collectives(tree)
     return found

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._library.custom_ops import OPDEFS
 
 from meshwright.comm import operations
 from meshwright.comm.communicator import Communicator
 from meshwright.comm.registry import lookup
+from meshwright.comm.torch_private import kernel_of
 
 __all__ = ["all_gather", "all_reduce", "begin_sum", "gathered", "own_chunk", "real_kernel", "reduce_scatter", "size_of"]
 
@@ -108,10 +108,7 @@ def real_kernel(operation: Any) -> Callable[..., Any] | None:
 
     For dry runs: on fake tensors the dispatcher would take the fake kernel, which communicates nothing.
     """
-    if operation.namespace != "meshwright":
-        return None
-    kernel: Callable[..., Any] = OPDEFS[operation._schema.name]._init_fn  # torch has no public way back to it
-    return kernel
+    return kernel_of(operation) if operation.namespace == "meshwright" else None
 
 
 def _over(group: str) -> Communicator:

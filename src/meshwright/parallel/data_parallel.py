@@ -29,11 +29,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from meshwright.comm.communicator import Communicator
 from meshwright.comm.mesh import Mesh
 from meshwright.comm.operations import Handle, all_reduce
+from meshwright.comm.torch_private import tree_leaves
 from meshwright.layout.groups import GroupName
 from meshwright.optim.update import clip_coefficient, squared_norm
 from meshwright.parallel.allocator import Allocator
@@ -150,7 +150,7 @@ class DataParallel:
         """
         self._begin_backward()
         if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward((loss,))
         self._end_backward()
 
     @torch.no_grad()

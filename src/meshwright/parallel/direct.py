@@ -21,7 +21,8 @@ from meshwright.model.decoder import Embedding, Head
 from meshwright.model.loss import IGNORED, loss, share
 from meshwright.model.mlp import MLP, GatedMLP
 from meshwright.model.rows import Rows
-from meshwright.parallel.split import Place, WeightProducts
+from meshwright.parallel.runs import token_runs
+from meshwright.parallel.split import Place, WeightProducts, input_gradient
 
 __all__ = ["apply_direct"]
 
@@ -123,11 +124,9 @@ class _Linears(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        dx: Tensor | None = None
-        for place, g, weight in zip(ctx.places, gradients, weights, strict=True):
+        for place, g in zip(ctx.places, gradients, strict=True):
             ctx.products.add(place, g, x)
-            if ctx.needs_input_grad[0]:
-                dx = torch.mm(g, weight) if dx is None else dx.addmm_(g, weight)
+        dx = input_gradient(gradients, weights) if ctx.needs_input_grad[0] else None
         biased = ctx.needs_input_grad[3 + len(weights) :]
         sums = (g.sum(0) if needed else None for g, needed in zip(gradients, biased, strict=True))
         return dx, None, None, *[None] * len(weights), *sums
@@ -159,7 +158,7 @@ class _Loss(torch.autograd.Function):
         sums_N, of_label_N = x.new_empty(x.shape[0]), x.new_empty(x.shape[0])
         trained_N = labels != IGNORED
         known_N = labels.where(trained_N, 0)
-        for low, high in _chunks(*raised_NV.shape):
+        for low, high in token_runs(x.shape[0], weight.shape[0], _CHUNK_ELEMENTS):
             logits = raised_NV[low:high]
             logits.sub_(logits.amax(1, keepdim=True))
             of_label_N[low:high] = logits.gather(1, known_N[low:high, None])[:, 0]
@@ -175,15 +174,9 @@ class _Loss(torch.autograd.Function):
         gradient_NV, ctx.raised = ctx.raised, None
         each_N = trained_N * g
         factor_N = each_N / sums_N
-        for low, high in _chunks(*gradient_NV.shape):
+        for low, high in token_runs(x.shape[0], weight.shape[0], _CHUNK_ELEMENTS):
             gradient_NV[low:high].mul_(factor_N[low:high, None])
         gradient_NV.scatter_add_(1, known_N[:, None], -each_N[:, None])
         dx = torch.mm(gradient_NV, weight)
         ctx.products.add(ctx.place, gradient_NV, x)
         return dx, None, None, None, None
-
-
-def _chunks(tokens: int, vocabulary: int) -> list[tuple[int, int]]:
-    """Runs of tokens whose logits stay in a cache."""
-    run = max(_CHUNK_ELEMENTS // vocabulary, 1)
-    return [(low, min(low + run, tokens)) for low in range(0, tokens, run)]

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from meshwright.comm.custom import real_kernel
 from meshwright.comm.mesh import Mesh
 from meshwright.comm.pretend import pretended_world
+from meshwright.comm.torch_private import FakeTensorMode
 from meshwright.config.choices import Documents
 from meshwright.data.batch import Batch
 from meshwright.layout.rows import whole_rows

@@ -30,7 +30,7 @@ from meshwright.model.decoder import Block
 from meshwright.model.mlp import MLP, GatedMLP
 from meshwright.model.rope import rotate
 from meshwright.model.rows import Rows
-from meshwright.parallel.split import WeightProducts
+from meshwright.parallel.split import WeightProducts, input_gradient
 
 __all__ = ["Recipe", "apply_selective"]
 
@@ -147,9 +147,7 @@ class _Products(torch.autograd.Function):
         with torch.enable_grad():
             x = recipe.make(*kept)
         read = x.detach()
-        dx = gradients[0] @ linears[0].weight
-        for g, linear in zip(gradients[1:], linears[1:], strict=True):
-            dx.addmm_(g, linear.weight)
+        dx = input_gradient(gradients, [linear.weight for linear in linears])
         for g, linear in zip(gradients, linears, strict=True):
             place = ctx.products.place(linear.weight)
             if place is not None:

@@ -24,7 +24,15 @@ from torch.autograd.graph import GradientEdge
 
 from meshwright.parallel.store import Store
 
-__all__ = ["Place", "Stash", "WeightProducts"]
+__all__ = ["Place", "Stash", "WeightProducts", "input_gradient"]
+
+
+def input_gradient(gs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """Cotangents (N, O_i) of products of one input with weights (O_i, I) -> its gradient (N, I), in one memory."""
+    dx_NI = torch.mm(gs[0], weights[0])
+    for g_NO, weight_OI in zip(gs[1:], weights[1:], strict=True):
+        dx_NI.addmm_(g_NO, weight_OI)
+    return dx_NI
 
 
 @dataclass(slots=True)

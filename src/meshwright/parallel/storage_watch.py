@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from meshwright.comm.torch_private import TorchDispatchMode, storage_address, tree_leaves
 from meshwright.parallel import allocator
 from meshwright.parallel.allocator import Allocator
 from meshwright.plan.category import Category
@@ -67,16 +66,18 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
     def _track(self, storage: torch.UntypedStorage) -> bool:
         """Follow a storage, without counting it yet; False where it is followed already."""
-        if storage._cdata in self._followed:
+        address = storage_address(storage)
+        if address in self._followed:
             return False
-        self._followed.add(storage._cdata)
-        weakref.finalize(storage, self._died, storage._cdata).atexit = False
+        self._followed.add(address)
+        weakref.finalize(storage, self._died, address).atexit = False
         return True
 
     def _become(self, storage: torch.UntypedStorage, category: Category, uncounted: int) -> None:
         """Count a storage as it is now; `uncounted` bytes of it were live before anybody counted it."""
-        before = self._counted.get(storage._cdata, (category, uncounted))
-        self._counted[storage._cdata] = category, storage.nbytes()
+        address = storage_address(storage)
+        before = self._counted.get(address, (category, uncounted))
+        self._counted[address] = category, storage.nbytes()
         self._change(before[0], -before[1])
         self._change(category, storage.nbytes())
 

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from meshwright.comm.custom import begin_sum, gathered, size_of
+from meshwright.comm.torch_private import storage_address
+from meshwright.parallel.split import input_gradient
 
 __all__ = ["begin_input_gradient", "column_forward", "column_product", "row_forward", "row_product"]
 
@@ -70,10 +72,7 @@ def begin_input_gradient(
     gs: Sequence[Tensor], weights: Sequence[Tensor], group: str, sequence: bool
 ) -> Callable[[], Tensor]:
     """Cotangents (N, O_i) of the products -> the launched sum of the input's gradient: (N, D) or (N/T, D)."""
-    dx_ND = torch.mm(gs[0], weights[0])
-    for g, weight in zip(gs[1:], weights[1:], strict=True):
-        dx_ND.addmm_(g, weight)
-    return begin_sum(dx_ND, group, scatter=sequence)
+    return begin_sum(input_gradient(gs, weights), group, scatter=sequence)
 
 
 def row_forward(x_NI: Tensor, weight_DI: Tensor, group: str, sequence: bool) -> Tensor:
@@ -119,7 +118,7 @@ def _runs(weights: Sequence[Tensor]) -> list[Tensor]:
     runs = [weights[0]]
     for weight in weights[1:]:
         last = runs[-1]
-        same = last.untyped_storage()._cdata == weight.untyped_storage()._cdata
+        same = storage_address(last.untyped_storage()) == storage_address(weight.untyped_storage())
         whole = last.is_contiguous() and weight.is_contiguous()
         if same and whole and weight.storage_offset() == last.storage_offset() + last.numel():
             runs[-1] = last.as_strided((last.shape[0] + weight.shape[0], weight.shape[1]), last.stride())
@@ -132,9 +131,7 @@ def _runs(weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 @_column.register_fake
-def _(
-    x: Tensor, weights: list[Tensor], biases: list[Tensor], group: str, sequence: bool
-) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, weights: list[Tensor], biases: list[Tensor], group: str, sequence: bool) -> tuple[Tensor, Tensor]:
     tokens = x.shape[0] * (size_of(group) if sequence else 1)
     y_NO = x.new_empty(tokens, sum(weight.shape[0] for weight in weights))
     return y_NO, x.new_empty(tokens, x.shape[1]) if sequence else x.new_empty(0)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from meshwright.comm.conjugate import scattered, scattered_beside, summed
 from meshwright.comm.custom import begin_sum, gathered, size_of
 from meshwright.model.loss import IGNORED, share
+from meshwright.parallel.runs import token_runs
 
 __all__ = ["loss_forward", "loss_gradient_", "vocabulary_look_up", "vocabulary_loss"]
 
@@ -76,7 +77,7 @@ def loss_forward(
     statistics = torch.zeros(3, tokens, dtype=precise, device=x_ND.device)
     statistics[0].fill_(-torch.inf)
     here = _labels_here(labels, first, size)
-    for low, high in _chunks(tokens, size):
+    for low, high in token_runs(tokens, size, _CHUNK_ELEMENTS):
         logits = torch.mm(x_ND[low:high], weight[:size].t(), out=raised_NV[low:high]).to(precise)
         most, sums, of_label = statistics[:, low:high]
         torch.amax(logits, 1, out=most)
@@ -98,7 +99,7 @@ def loss_gradient_(g: Tensor, labels: Tensor, raised: Tensor, factor: Tensor, he
     first, size = held
     here = _labels_here(labels, first, size)
     weight_N = torch.where(labels == IGNORED, 0, g)
-    for low, high in _chunks(raised.shape[0], size):
+    for low, high in token_runs(raised.shape[0], size, _CHUNK_ELEMENTS):
         chunk = raised[low:high]
         chunk.mul_((factor[low:high] * weight_N[low:high]).to(raised.dtype)[:, None])
         taken = torch.where(here[low:high] < 0, 0, -weight_N[low:high])
@@ -132,14 +133,6 @@ def _labels_here(labels_N: Tensor, first: int, size: int) -> Tensor:
     """(N,) index of each label among the tokens held here, -1 where it is not."""
     local_N = labels_N - first
     return local_N.masked_fill((local_N < 0) | (local_N >= size), -1)
-
-
-def _chunks(tokens: int, size: int) -> list[tuple[int, int]]:
-    """Runs of tokens; none where no token of the vocabulary is held."""
-    if not size:
-        return []
-    run = max(_CHUNK_ELEMENTS // size, 1)
-    return [(low, min(low + run, tokens)) for low in range(0, tokens, run)]
 
 
 @_loss.register_fake

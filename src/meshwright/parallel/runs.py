@@ -1,0 +1,16 @@
+"""Runs of tokens whose logits are worked on at a time, so that they stay in a cache."""
+
+from __future__ import annotations
+
+__all__ = ["token_runs"]
+
+
+def token_runs(tokens: int, vocabulary: int, elements: int) -> list[tuple[int, int]]:
+    """Bounds (low, high) of runs of `tokens`, each of at most `elements` logits but of at least one token.
+
+    None where no token of the vocabulary is held.
+    """
+    if not vocabulary:
+        return []
+    run = max(elements // vocabulary, 1)
+    return [(low, min(low + run, tokens)) for low in range(0, tokens, run)]
