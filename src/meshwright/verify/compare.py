@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from meshwright.arch.parameters import tensors
 from meshwright.layout.moves import Piece, owned
@@ -121,7 +122,7 @@ class _Judge:
             if quantity.kind is not kind:
                 checks += self._between(kind)
                 kind = quantity.kind
-            checks.append(lambda quantity=quantity: self._tensor(quantity))  # type: ignore[misc]
+            checks.append(partial(self._tensor, quantity))
         checks += self._between(kind)
         yield from (verdict for check in checks if (verdict := check()) is not None)
 
@@ -132,12 +133,11 @@ class _Judge:
             case Kind.START:
                 return [self._counts]
             case Kind.ACTIVATION:
-                return [lambda: self._number("loss", 0), self._evaluation]
+                return [partial(self._number, "loss", 0), self._evaluation]
             case Kind.GRADIENT:
-                return [lambda: self._number("norm", 0)]
+                return [partial(self._number, "norm", 0)]
             case Kind.FIRST:
-                names = [(name, step) for step in later for name in ("loss", "norm")]
-                return [lambda name=name, step=step: self._number(name, step) for name, step in names]  # type: ignore[misc]
+                return [partial(self._number, name, step) for step in later for name in ("loss", "norm")]
             case _:
                 return []
 
@@ -213,8 +213,9 @@ class _Judge:
                 if report.counts[step] != expected:
                     text = f"{report.counts[step]} trained tokens were counted in step {step}, {expected} there are"
                     size = relative(report.counts[step], expected)
-                    return Verdict("trained tokens", f"of step {step}", size, report.rank,
-                                   Likely(Cause.MISSING_SUM, text))
+                    return Verdict(
+                        "trained tokens", f"of step {step}", size, report.rank, Likely(Cause.MISSING_SUM, text)
+                    )
         return None
 
     def _number(self, name: str, step: int) -> Verdict | None:

@@ -5,7 +5,7 @@ No parallel code lies on this path: no mesh, no bucket, no program. The whole gl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,11 +15,10 @@ from meshwright.config.choices import OptimizerKind
 from meshwright.data.batch import Batch
 from meshwright.model import Decoder, build_decoder, initialise, rows_to_torch
 from meshwright.plan.plan import Optimizer, Plan
+from meshwright.verify.settings import COMPARED_AFTER
 from meshwright.verify.trace import Figures, Kind, Quantity, write_reference
 
 __all__ = ["run_reference"]
-
-_WEIGHTS_AFTER = {1: Kind.FIRST, 5: Kind.LAST}
 
 
 def run_reference(plan: Plan, batches: Sequence[Batch], rate: float, folder: Path) -> Figures:
@@ -34,7 +33,7 @@ def run_reference(plan: Plan, batches: Sequence[Batch], rate: float, folder: Pat
         optimizer.zero_grad()
         borders = _Borders(model) if step == 0 else None
         loss = _loss(model, plan, batch)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        torch.autograd.backward((loss,))
         if borders is not None:
             recorded |= borders.taken(plan, batch) | _gradients(model)
         limit = plan.optimizer.clip_norm or float("inf")
@@ -42,8 +41,8 @@ def run_reference(plan: Plan, batches: Sequence[Batch], rate: float, folder: Pat
         optimizer.step()
         losses.append(float(loss.detach()))
         counts.append(batch.trained_tokens)
-        if step + 1 in _WEIGHTS_AFTER:
-            recorded |= _weights(model, _WEIGHTS_AFTER[step + 1])
+        if step + 1 in COMPARED_AFTER:
+            recorded |= _weights(model, COMPARED_AFTER[step + 1])
     largest = {quantity.key: float(tensor.abs().max()) for quantity, tensor in recorded.items()}
     shapes = {quantity.key: tuple(tensor.shape) for quantity, tensor in recorded.items()}
     figures = Figures(evaluation, tuple(losses), tuple(norms), tuple(counts), largest, shapes)
@@ -93,7 +92,7 @@ class _Borders:
         self._outputs: dict[int, Tensor] = {}
         self._hooks = [unit.register_forward_hook(self._hook(number)) for number, unit in enumerate(model.units[:-1])]
 
-    def _hook(self, number: int):  # type: ignore[no-untyped-def]  # a hook's type is torch's affair
+    def _hook(self, number: int) -> Callable[[nn.Module, tuple[object, ...], Tensor], None]:
         def take(_module: nn.Module, _inputs: tuple[object, ...], output: Tensor) -> None:
             self._outputs[number] = output.detach().clone()
 

@@ -16,13 +16,10 @@ from meshwright.plan.plan import Plan
 from meshwright.verify.bands import rounding_band
 from meshwright.verify.batches import global_batches, local_share
 from meshwright.verify.probe import Finding, Probe
-from meshwright.verify.settings import RATES, STEPS, optimizer_of
+from meshwright.verify.settings import COMPARED_AFTER, OPTIMIZERS, RATES, STEPS, optimizer_of
 from meshwright.verify.trace import Kind, ReferenceFile
 
-__all__ = ["OPTIMIZERS", "RankReport", "climb"]
-
-OPTIMIZERS = (OptimizerKind.SGD, OptimizerKind.ADAMW)
-_COMPARED_AFTER = {1: Kind.FIRST, STEPS: Kind.LAST}
+__all__ = ["RankReport", "climb"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +65,8 @@ def _train(
     results: list[StepResult] = []
     probe.watch(lambda: results.append(engine.step(share[0], RATES[kind])))
     for done in range(1, len(share) + 1):
-        if done in _COMPARED_AFTER:
-            probe.weights(_COMPARED_AFTER[done])
+        if done in COMPARED_AFTER:
+            probe.weights(COMPARED_AFTER[done])
         if done < len(share):
             results.append(engine.step(share[done], RATES[kind]))
     return RankReport(

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from meshwright.config.choices import Dtype, LearningRateSchedule, OptimizerKind
 from meshwright.plan.plan import Optimizer, Precision
+from meshwright.verify.trace import Kind
 
-__all__ = ["CLIP_NORM", "DOUBLE", "RATES", "STEPS", "optimizer_of"]
+__all__ = ["CLIP_NORM", "COMPARED_AFTER", "DOUBLE", "OPTIMIZERS", "RATES", "STEPS", "optimizer_of"]
 
 DOUBLE = Precision(Dtype.FLOAT64, Dtype.FLOAT64, Dtype.FLOAT64)
-STEPS = 5
+OPTIMIZERS = (OptimizerKind.SGD, OptimizerKind.ADAMW)
+STEPS = 5  # with each of them
+COMPARED_AFTER = {1: Kind.FIRST, STEPS: Kind.LAST}
 RATES = {OptimizerKind.SGD: 0.5, OptimizerKind.ADAMW: 1e-2}
 CLIP_NORM = 0.25  # small models of these start values begin with norms of 0.5 to 5
 

@@ -15,13 +15,13 @@ from meshwright.arch.parameters import tensors
 from meshwright.layout.axes import Axis, Degrees
 from meshwright.plan.plan import Batch, Plan, Sharding
 from meshwright.plan.rules import canonical
+from meshwright.verify.settings import OPTIMIZERS, STEPS
 
 __all__ = ["MOST_RANKS", "twin", "work_flops"]
 
 MOST_RANKS = 8
 _MOST_FLOPS = 2e10  # of a rung: seconds in float64 on one core
 _HEAD_DIM, _VOCAB, _SEQUENCE, _MICRO, _ACCUMULATION = 16, 193, 32, 2, 3
-_STEPS = 10
 
 
 def twin(plan: Plan) -> tuple[Plan, str]:
@@ -49,7 +49,7 @@ def twin(plan: Plan) -> tuple[Plan, str]:
 def work_flops(plan: Plan) -> float:
     """What training the plan's model for one rung takes: 6 FLOPs a parameter and token, both optimizers."""
     parameters = sum(tensor.numel for tensor in tensors(plan.arch))
-    return 6.0 * parameters * plan.batch.sequences * plan.data.sequence_length * _STEPS
+    return 6.0 * parameters * plan.batch.sequences * plan.data.sequence_length * STEPS * len(OPTIMIZERS)
 
 
 def _degrees(plan: Plan) -> Degrees:

@@ -31,8 +31,8 @@ from meshwright.verify.batches import global_batches
 from meshwright.verify.compare import Comparison, Verdict, compare
 from meshwright.verify.ladder import Rung, ladder
 from meshwright.verify.reference import run_reference
-from meshwright.verify.rung import OPTIMIZERS, RankReport, climb
-from meshwright.verify.settings import DOUBLE, RATES, STEPS, optimizer_of
+from meshwright.verify.rung import RankReport, climb
+from meshwright.verify.settings import DOUBLE, OPTIMIZERS, RATES, STEPS, optimizer_of
 from meshwright.verify.trace import ReferenceFile
 from meshwright.verify.twin import twin
 

@@ -16,8 +16,8 @@ from meshwright.layout.rectangles import full
 from meshwright.testing.ranks import run
 from meshwright.verify.batches import global_batches
 from meshwright.verify.ladder import Rung
-from meshwright.verify.rung import OPTIMIZERS, RankReport
-from meshwright.verify.settings import STEPS
+from meshwright.verify.rung import RankReport
+from meshwright.verify.settings import OPTIMIZERS, STEPS
 from meshwright.verify.trace import Kind, ReferenceFile
 from meshwright.verify.verify import References, climb_all, judge, make_references
 

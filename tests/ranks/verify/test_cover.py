@@ -18,8 +18,7 @@ from meshwright.plan.resolve import resolve
 from meshwright.testing.models import m0_bytes
 from meshwright.testing.pairwise import Row, pairs_of, pairwise
 from meshwright.verify.ladder import Rung
-from meshwright.verify.rung import OPTIMIZERS
-from meshwright.verify.settings import DOUBLE, optimizer_of
+from meshwright.verify.settings import DOUBLE, OPTIMIZERS, optimizer_of
 from meshwright.verify.verify import judge
 from tests.ranks.verify.parity import Job, climb, job
 

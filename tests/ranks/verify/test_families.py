@@ -17,8 +17,7 @@ from meshwright.arch.families import SHAPES, arch_from_fields, family_template
 from meshwright.config.choices import Documents, Family
 from meshwright.plan.rules import canonical
 from meshwright.verify.ladder import Rung
-from meshwright.verify.rung import OPTIMIZERS
-from meshwright.verify.settings import DOUBLE, optimizer_of
+from meshwright.verify.settings import DOUBLE, OPTIMIZERS, optimizer_of
 from tests.ranks.verify.parity import check_all, climb, job
 from tests.unit.plan.plans import make_plan
 

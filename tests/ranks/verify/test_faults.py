@@ -29,8 +29,8 @@ from meshwright.verify import rung as rung_module
 from meshwright.verify.batches import local_share
 from meshwright.verify.ladder import Rung
 from meshwright.verify.likely import Cause
-from meshwright.verify.rung import OPTIMIZERS, RankReport
-from meshwright.verify.settings import DOUBLE, optimizer_of
+from meshwright.verify.rung import RankReport
+from meshwright.verify.settings import DOUBLE, OPTIMIZERS, optimizer_of
 from meshwright.verify.verify import References, climb_all, judge, make_references
 from tests.unit.plan.plans import make_plan
 

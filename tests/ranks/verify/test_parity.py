@@ -11,8 +11,8 @@ from meshwright.data.batch import IGNORED, Batch
 from meshwright.plan.plan import Plan
 from meshwright.verify.batches import global_batches
 from meshwright.verify.ladder import Rung
-from meshwright.verify.rung import OPTIMIZERS, RankReport
-from meshwright.verify.settings import DOUBLE, STEPS, optimizer_of
+from meshwright.verify.rung import RankReport
+from meshwright.verify.settings import DOUBLE, OPTIMIZERS, STEPS, optimizer_of
 from meshwright.verify.trace import Kind, ReferenceFile
 from tests.ranks.verify.parity import Job, check_all, climb, job
 from tests.unit.plan.plans import make_plan

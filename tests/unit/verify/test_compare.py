@@ -10,8 +10,8 @@ import pytest
 from meshwright.comm.mesh import Mesh
 from meshwright.verify.ladder import Rung
 from meshwright.verify.likely import Cause
-from meshwright.verify.rung import OPTIMIZERS, RankReport, climb
-from meshwright.verify.settings import DOUBLE, optimizer_of
+from meshwright.verify.rung import RankReport, climb
+from meshwright.verify.settings import DOUBLE, OPTIMIZERS, optimizer_of
 from meshwright.verify.trace import Kind
 from meshwright.verify.verify import Outcome, References, Report, judge, make_references
 from tests.unit.plan.plans import make_plan
