@@ -13,7 +13,7 @@ from meshwright.checkpoint.errors import DamagedError
 from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
 
-__all__ = ["differences", "math_of", "plan_from", "plan_to_json"]
+__all__ = ["differences", "plan_from", "plan_to_json"]
 
 T = TypeVar("T")
 
@@ -49,11 +49,6 @@ def differences(saved: Mapping[str, Any], plan: Plan) -> list[str]:
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and not _is_layout(key)
     ]
-
-
-def math_of(value: Mapping[str, Any], file: str) -> str:
-    """The `math` hash of the plan in a manifest, computed anew: what it claims to be need not be what it holds."""
-    return plan_from(value, file).math
 
 
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from meshwright.layout.moves import Move, Piece
 from meshwright.layout.rectangles import Rectangle, flat_rectangles
 
-__all__ = ["ROUND_ELEMENTS", "Held", "exchange", "view_of"]
+__all__ = ["ROUND_ELEMENTS", "Held", "exchange"]
 
 ROUND_ELEMENTS = 8 << 20
 """64 MiB of float64."""
@@ -51,13 +51,8 @@ def exchange(
         _carry_out([move for move in messages if rank in (move.source, move.target)], rank, here, there, group)
 
 
-def view_of(held: Held, tensor: str, rectangle: Rectangle) -> Tensor:
-    """The view of `rectangle` inside the piece that contains it. Raises LookupError where none does."""
-    return _Index(held).view(tensor, rectangle)
-
-
 class _Index:
-    """Pieces by tensor."""
+    """Pieces by tensor; `view` is that of a rectangle inside the piece that contains it."""
 
     def __init__(self, held: Held) -> None:
         self._by_tensor: dict[str, list[tuple[Rectangle, Tensor]]] = defaultdict(list)
