@@ -25,6 +25,8 @@ class Side:
         self.rank = dist.get_rank() if joined else 0
         self.size = dist.get_world_size() if joined else 1
         self._group = dist.new_group(backend="gloo", group_desc="side") if joined else None
+        if self._group is not None:
+            dist.barrier(group=self._group)  # nobody closes it before all are connected
 
     def total(self, values: Sequence[int]) -> list[int]:
         """The sum of each value over the ranks, mod 2^64; as many values on every rank."""

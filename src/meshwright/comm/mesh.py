@@ -6,6 +6,9 @@ name is its number in that list. (A group made by its members alone is named aft
 differs between neighbours, and repeats once a mesh was closed, when a member may meet the address of a dead one. What a
 rank does for a group of others takes some 20 microseconds.)
 
+Gloo connects all members of a group while it is made, and torch does not wait for the others: a rank that left again
+would end the meeting of slower ones, who find a closed connection. So the ranks meet once after the last group.
+
 Stages of a pipeline form a ring, and each direction of each of its links has a communicator of its own: receives are
 posted ahead of need, and two directions on one ordered stream would wait for each other.
 
@@ -24,6 +27,7 @@ import torch.distributed as dist
 
 from meshwright.comm.communicator import Communicator
 from meshwright.comm.ledger import Ledger
+from meshwright.comm.torch_private import group_timeout
 from meshwright.layout.axes import Axis, Coordinates, Degrees
 from meshwright.layout.groups import Group, GroupName, groups
 from meshwright.plan.folds.traffic import Transport
@@ -96,6 +100,8 @@ class Mesh:
                 made = _new_group(ranks, f"stage {source} to {target}", own=True)
                 if made is not None:
                     self._links[source, target] = self._joined(GroupName.PP, ranks, made, self.degrees.pp)
+        if not native:
+            dist.barrier()
         return self
 
     def communicator(self, name: GroupName) -> Communicator:
@@ -177,8 +183,7 @@ def _timeout() -> timedelta | None:
     world = dist.group.WORLD
     if kind is None or world is None:
         return None
-    timeout: timedelta = world._get_backend(torch.device(kind)).options._timeout  # torch has no public way to it
-    return timeout
+    return group_timeout(world, kind)
 
 
 def device_of(kind: str) -> torch.device:

@@ -11,11 +11,20 @@ environment names an attempt safely. Instead every rank says hello with a fresh 
 
 A stale roll never holds a fresh nonce, so nobody follows it. A hello replaced by another process means two processes
 claim one rank: an error at once instead of a wrong sum.
+
+Then the group is made, which on gloo connects every pair of ranks. A rank whose own connections stand may not use the
+group yet, for it might leave while two others are still greeting, and these would find a closed connection:
+
+    rank r        connects ... connected += 1
+    the last      all connected                          everybody waits for this
+    rank r        heard += 1
+    the last      all heard                              rank 0 waits for this: it may serve the store
 """
 
 import json
 import secrets
 import time
+from datetime import timedelta
 from typing import Protocol
 
 from meshwright.launch.environment import JoinError
@@ -30,6 +39,8 @@ class Store(Protocol):
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
     def check(self, keys: list[str], /) -> bool: ...
+    def add(self, key: str, amount: int, /) -> int: ...
+    def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
 
 
 def agree(store: Store, rank: int, world: int, run_id: str, timeout_s: float) -> str:
@@ -46,6 +57,28 @@ def agree(store: Store, rank: int, world: int, run_id: str, timeout_s: float) ->
         store.set(_RUN, run_id)
         return _call_roll(store, nonce, world, deadline, timeout_s)
     return _answer(store, rank, nonce, run_id, deadline, timeout_s)
+
+
+def all_connected(store: Store, rank: int, world: int, timeout_s: float) -> None:
+    """Returns when every rank has called this in this attempt; `store` holds nothing of another one.
+
+    Raises:
+        JoinError: some ranks did not within `timeout_s`. One line.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        _count(store, "connected", world)
+        store.wait(["all connected"], timeout)
+        _count(store, "heard", world)
+        if rank == 0:
+            store.wait(["all heard"], timeout)
+    except RuntimeError as error:  # the base of every torch.distributed error
+        raise JoinError(f"rank {rank}: not all of {world} ranks were connected within {timeout_s:g} s") from error
+
+
+def _count(store: Store, key: str, world: int) -> None:
+    if store.add(key, 1) == world:
+        store.set(f"all {key}", "")
 
 
 def _hello(rank: int) -> str:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 # Public and documented, yet not in the list of what the package exports by name.
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from meshwright.launch.attempt import agree
+from meshwright.launch.attempt import agree, all_connected
 from meshwright.launch.environment import JoinError, Place
 
 TIMEOUT_S = 60.0
@@ -78,6 +78,7 @@ def _start_group(store: Store, rank: int, world: int, device: str, local_rank: i
         timeout=timedelta(seconds=timeout_s),
         device_id=device_id,
     )
+    all_connected(store, rank, world, timeout_s)
 
 
 def _open_store(place: Place, timeout_s: float) -> Store:

@@ -4,14 +4,17 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from meshwright.comm.agree import Side
+from meshwright.comm.mesh import Mesh
 from meshwright.launch.environment import Launcher, Place
-from meshwright.launch.join import JoinError, join, leave
+from meshwright.launch.join import JoinError, join, join_file, leave
 from meshwright.testing.ranks import run
 
 
@@ -100,3 +103,23 @@ def _meet_by_env(rank: int, world: int, port: int) -> float:
 
 def test_rank_zero_serves_the_store_and_may_come_late() -> None:
     assert run(_meet_by_env, 2, 2, _free_port()) == [2.0, 2.0]
+
+
+def come_and_go(rank: int, folder: str) -> int:
+    """Groups that are left as soon as they are there, of 4 ranks and of 3, with groups inside them and without."""
+    leave()
+    for meeting in range(12):
+        world = 4 - meeting % 2
+        if rank < world:
+            join_file(Path(folder) / str(meeting), rank, world)
+            if meeting % 4 == 2:
+                mesh = Mesh(dp=2, pp=2).start()
+                Side().close()
+                mesh.close()
+            leave()
+    return rank
+
+
+def test_a_rank_may_leave_at_once(tmp_path: Path) -> None:
+    """Without a word from all, the slower ones find the connections of the quicker closed while they make their own."""
+    assert run(come_and_go, 4, str(tmp_path)) == [0, 1, 2, 3]

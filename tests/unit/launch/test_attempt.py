@@ -1,11 +1,13 @@
 """The roll call, on a store that is a dictionary and ranks that are threads."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 
-from meshwright.launch.attempt import agree
+from meshwright.launch.attempt import agree, all_connected
 from meshwright.launch.environment import JoinError
 
 
@@ -24,6 +26,18 @@ class _Store:
     def check(self, keys: list[str], /) -> bool:
         with self._lock:
             return all(key in self._values for key in keys)
+
+    def add(self, key: str, amount: int, /) -> int:
+        with self._lock:
+            self._values[key] = str(int(self._values.get(key, b"0")) + amount).encode()
+            return int(self._values[key])
+
+    def wait(self, keys: list[str], timeout: timedelta, /) -> None:
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not self.check(keys):
+            if time.monotonic() > deadline:
+                raise RuntimeError("timed out")
+            time.sleep(0.001)
 
 
 def _meet(store: _Store, ranks: range, world: int, timeout_s: float = 10.0) -> list[str]:
@@ -65,3 +79,26 @@ def test_the_store_of_another_run_is_refused() -> None:
     assert len(set(_meet(store, range(2), 2))) == 1
     with pytest.raises(JoinError, match="rank 1 of run 'mine' reached the store of run 'run'"):
         agree(store, 1, 2, "mine", 5.0)
+
+
+def test_nobody_goes_on_before_all_are_connected() -> None:
+    store, gone_on = _Store(), []
+
+    def connect(rank: int) -> None:
+        all_connected(store, rank, 3, 10.0)
+        gone_on.append(rank)
+
+    with ThreadPoolExecutor(3) as pool:
+        early = [pool.submit(connect, rank) for rank in (0, 1)]
+        while store.add("connected", 0) < 2:
+            time.sleep(0.001)
+        assert not gone_on
+        pool.submit(connect, 2).result()
+        assert all(claim.exception() is None for claim in early)
+    assert sorted(gone_on) == [0, 1, 2]
+    assert store.get("heard") == b"3"  # rank 0, where the store may live, was not the first to leave
+
+
+def test_a_rank_that_never_connects_is_told() -> None:
+    with pytest.raises(JoinError, match=r"rank 0: not all of 2 ranks were connected within 0\.1 s"):
+        all_connected(_Store(), 0, 2, 0.1)
