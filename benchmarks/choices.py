@@ -41,10 +41,12 @@ def main() -> None:
         except RequestError as error:
             print(f"{row['id']}: {error}")
             continue
+        name = str(row["id"])[:52]
         gain = own.step_seconds / best.price.step_seconds - 1
         print(
-            f"{row['id'][:52]:<52} measured {row['measured']['iter_time_s']:8.2f} s  "
-            f"predicted {own.step_seconds:8.2f} s  choice {best.price.step_seconds:8.2f} s  {gain:+6.1%}  {short(best.keys)}",
+            f"{name:<52} measured {row['measured']['iter_time_s']:8.2f} s  "
+            f"predicted {own.step_seconds:8.2f} s  choice {best.price.step_seconds:8.2f} s  {gain:+6.1%}  "
+            f"{short(best.keys)}",
             flush=True,
         )
 
