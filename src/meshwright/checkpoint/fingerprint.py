@@ -15,7 +15,7 @@ from meshwright.layout.rectangles import Rectangle
 
 __all__ = ["fingerprint", "fingerprints"]
 
-_CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 22}  # cpu: a chunk as int64 stays in the second cache
+_CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 22}  # cpu: a chunk as int64 stays in the second cache
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.int64}
 _BITS = (1 << 64) - 1
 
@@ -64,9 +64,10 @@ def _sum_on_host(bits: Tensor, tables: list[Words]) -> int:
         parts = np.array([_sum_on_host(each, tables[1:]) for each in bits], dtype=np.uint64)
         return int(np.einsum("i,i->", parts, tables[0]))
     total, run = 0, max(chunk // row, 1)
+    widened = torch.empty((min(run, bits.shape[0]), *bits.shape[1:]), dtype=torch.int64)
     for low in range(0, bits.shape[0], run):
-        copied = bits[low : low + run].to(torch.int64, copy=True)
-        words: npt.NDArray[np.uint64] = copied.numpy().view(np.uint64)
+        rows = bits[low : low + run]
+        words: npt.NDArray[np.uint64] = widened[: len(rows)].copy_(rows).numpy().view(np.uint64)
         for table in reversed(tables[1:]):
             words = np.einsum("...j,j->...", words, table)
         total += int(np.einsum("i,i->", words, tables[0][low : low + run]))

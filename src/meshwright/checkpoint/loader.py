@@ -45,17 +45,19 @@ def load(engine: Engine, address: str | Path, side: Side) -> Manifest:
 def load_checkpoint(engine: Engine, storage: Storage, path: str, side: Side) -> Manifest:
     """`load` of the checkpoint at `path` of `storage`."""
 
+    held = state_views(engine)
+
     def read() -> Manifest:
         manifest = load_manifest(storage, path)
         _check_fits(manifest, engine.plan, storage.where(path))
         source = checkpoint_source(storage, path, manifest)
         known = {tensor.name for tensor in manifest.tensors}
-        fill(source, {piece: view for piece, view in state_views(engine).items() if piece.tensor in known})
+        fill(source, {piece: view for piece, view in held.items() if piece.tensor in known})
         fill(source, stale_parameters(engine))
         return manifest
 
     manifest = agreed(side, read)
-    _compare_fingerprints(engine, manifest, storage.where(f"{path}/{MANIFEST}"), side)
+    _compare_fingerprints(engine, held, manifest, storage.where(f"{path}/{MANIFEST}"), side)
     updates = manifest.updates if _has_states(manifest, engine.plan) else 0
     finish_load(engine, updates, manifest.extra.get("loss_scale"))
     return manifest
@@ -113,11 +115,11 @@ def _has_states(manifest: Manifest, plan: Plan) -> bool:
     )
 
 
-def _compare_fingerprints(engine: Engine, manifest: Manifest, where: str, side: Side) -> None:
+def _compare_fingerprints(engine: Engine, held: Held, manifest: Manifest, where: str, side: Side) -> None:
     """Every tensor that was loaded in the type in which it is stored has its saved fingerprint."""
     known = shapes(engine.plan)
     checked = [each for each in manifest.tensors if each.name in known and known[each.name][1] is each.dtype]
-    mine = _fingerprints(engine, {each.name for each in checked}, state_views(engine))
+    mine = _fingerprints(engine, {each.name for each in checked}, held)
     sums = side.total([mine.get(each.name, 0) for each in checked])
     for each, actual in zip(checked, sums, strict=True):
         if actual != each.fingerprint:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from meshwright.config.divisors import nearest_divisors
 from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run, change_run
 from meshwright.config.overrides import parse_overrides
@@ -13,7 +14,6 @@ from meshwright.config.schema import RunConfig
 from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
 from meshwright.plan.resolve import resolve
-from meshwright.plan.rules import nearest_divisors
 
 __all__ = ["on_layout", "run_of"]
 

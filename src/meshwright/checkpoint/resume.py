@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
-from meshwright.checkpoint.folder import Folder, find_checkpoint, load_manifest
+from meshwright.checkpoint.folder import CHECKPOINTS, Folder, find_checkpoint, load_manifest
 from meshwright.checkpoint.loader import agreed, load_checkpoint
 from meshwright.checkpoint.manifest import Manifest
 from meshwright.checkpoint.plans import differences
@@ -140,7 +140,7 @@ def _newest(folder: Folder, worse_than: tuple[str, ...]) -> Found | None:
             return Found(folder.storage.address, folder.path(step), folder.manifest(step), tuple(skipped))
         except DamagedError as error:
             skipped.append(f"damaged: {error}")
-    broken = [folder.storage.where(f"checkpoints/{name}") for name in folder.incomplete()]
+    broken = [folder.storage.where(f"{CHECKPOINTS}/{name}") for name in folder.incomplete()]
     if steps or broken or folder.latest() is not None:
         reasons = [*skipped, *worse_than, *(f"{name}: has no manifest" for name in broken)]
         listed = "".join(f"\n  {reason}" for reason in reasons) or "\n  latest names a checkpoint that is gone"

@@ -1,16 +1,13 @@
 """Reading pieces out of files along moves: whatever is wanted, from whatever holds it, in constant memory.
 
-    file       |  block 0  |  block 1  |  block 2  |        read once, in order, checked where a digest is known
-    stored          [ a stored tensor, row-major ]
-    wanted              ####  ####  ####                    a rectangle of it
-
-A block holds a flat range of a stored tensor, that is a few rectangles (`flat_rectangles`); what they share with the
-wanted ones is copied to where it belongs, cast and turned on the way (`boxes`).
+file       |  block 0  |  block 1  |  block 2  |        read once, in order, checked where a digest is known
+requests    . . . . . . . . . . . . . . . . . .         a MiB: hashed and copied while it is in a core's cache
+stored          [ a stored tensor, row-major ]
+wanted              ####  ####  ####                    a rectangle of it (`landing`)
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,18 +15,20 @@ from functools import cached_property
 
 import torch
 import xxhash
-from torch import Tensor
 
 from meshwright.checkpoint.boxes import Part
 from meshwright.checkpoint.diagnose import lost_tensors
 from meshwright.checkpoint.errors import DamagedError
+from meshwright.checkpoint.landing import Landing
 from meshwright.checkpoint.manifest import BLOCK_BYTES, FileEntry, Manifest
 from meshwright.checkpoint.storage import Reading, Storage
-from meshwright.checkpoint.views import Held, Views, narrow
+from meshwright.checkpoint.views import Held, Views
 from meshwright.layout.moves import Move, Piece, UncoveredError, moves
-from meshwright.layout.rectangles import Rectangle, flat_rectangles
 
 __all__ = ["Source", "SourceFile", "Stored", "check_size", "checkpoint_source", "fill", "read_block"]
+
+_LEAST_SHARE = 8
+"""A part of a request that is smaller than one in so many is not worth a request of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,93 +106,81 @@ def checkpoint_source(storage: Storage, path: str, manifest: Manifest) -> Source
 def fill(source: Source, target: Held) -> None:
     """Write every element of `target`, views of pieces of any strides, dtype and device, from `source`.
 
-    Reads only blocks that hold something wanted, each once; extra memory is one block. Raises DamagedError for a block
-    whose digest differs, a file of another size or none, and for an element that no file holds.
+    Reads only blocks that hold something wanted, each once; extra memory is one request. Raises DamagedError for a
+    block whose digest differs, a file of another size or none, and for an element that no file holds; what `target`
+    holds then is undefined.
     """
     views = Views(target)
     try:
         planned = moves(source.of(views.tensors), {"here": tuple(target)})
     except UncoveredError as error:
         raise DamagedError(source.storage.address, str(error)) from None
-    by_file: dict[int, list[_Job]] = defaultdict(list)
+    by_file: dict[int, list[Landing]] = defaultdict(list)
     for move in planned:
         stored = source.stored[_number(move)]
-        landing = views.view(Piece(move.tensor, move.rectangle))
-        by_file[stored.file].append(_Job(stored, stored.part.box_of(move.rectangle), landing))
+        landing = Landing.of(stored, move.rectangle, views.view(Piece(move.tensor, move.rectangle)))
+        by_file[stored.file].append(landing)
     for number in sorted(by_file):
         _fill_from(source, source.files[number], by_file[number])
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """`wanted`, a rectangle of the box of `stored`, goes to `landing`, a view with the logical axes."""
-
-    stored: Stored
-    wanted: Rectangle
-    landing: Tensor
-
-    def byte_range(self) -> tuple[int, int]:
-        """The bytes of the file from the first wanted element to the last."""
-        strides = [math.prod(self.stored.box[dim + 1 :]) for dim in range(len(self.stored.box))]
-        first = sum(low * stride for low, stride in zip(self.wanted.start, strides, strict=True))
-        last = sum((stop - 1) * stride for stop, stride in zip(self.wanted.stop, strides, strict=True)) + 1
-        size = self.stored.dtype.itemsize
-        return self.stored.offset + first * size, self.stored.offset + last * size
-
-    def copy(self, block: Tensor, begin: int) -> None:
-        """Take what `block` (bytes, uint8), which starts at byte `begin` of the file, has of what is wanted."""
-        stored, size = self.stored, self.stored.dtype.itemsize
-        first = max(begin - stored.offset, 0) // size
-        last = min((begin + block.numel() - stored.offset) // size, math.prod(stored.box))
-        for rectangle, flat in flat_rectangles(stored.box, first, last):
-            shared = rectangle.intersect(self.wanted)
-            if shared is None:
-                continue
-            where = stored.offset + flat * size - begin
-            here = block[where : where + rectangle.numel * size].view(stored.dtype).view(rectangle.extent)
-            part = narrow(here, shared.within(rectangle))
-            inner = shared.within(self.wanted)
-            place = Rectangle(_turned(inner.start, stored.part), _turned(inner.extent, stored.part))
-            narrow(self.landing, place).copy_(stored.part.turned(part).reshape(place.extent))
-
-
-def _turned(dims: tuple[int, ...], part: Part) -> tuple[int, ...]:
-    return tuple(dims[axis] for axis in part.permutation)
-
-
-def _fill_from(source: Source, file: SourceFile, jobs: Sequence[_Job]) -> None:
+def _fill_from(source: Source, file: SourceFile, landings: Sequence[Landing]) -> None:
     reading = source.storage.open(file.path)
     try:
         check_size(source.storage.where(file.path), reading, file)
-        buffer = bytearray(min(file.block_bytes, file.num_bytes))
-        for (begin, end), users in sorted(_blocks(file, jobs).items(), key=lambda item: item[0]):
-            view = memoryview(buffer)[: end - begin]
+        scratch = bytearray(min(reading.request_bytes, file.block_bytes, file.num_bytes))
+        for (begin, end), users in sorted(_blocks(file, landings).items(), key=lambda item: item[0]):
+            digest = xxhash.xxh3_128()
+            for data in _taken(reading, begin, end, users, scratch):
+                if file.digests:
+                    digest.update(data)
             if file.digests:
-                read_block(source, file, reading, begin // file.block_bytes, view)
-            else:
-                reading.read_into(begin, view)
-            block = torch.frombuffer(buffer, dtype=torch.uint8, count=end - begin)
-            for job in users:
-                job.copy(block, begin)
+                _check_digest(source, file, begin, end, digest.hexdigest())
     finally:
         reading.close()
 
 
-def _blocks(file: SourceFile, jobs: Sequence[_Job]) -> dict[tuple[int, int], list[_Job]]:
-    """Which bytes are read at once, and who takes something of them."""
-    blocks: dict[tuple[int, int], list[_Job]] = defaultdict(list)
-    for job in jobs:
-        for block in _windows(file, job):
-            blocks[block].append(job)
+def _taken(
+    reading: Reading, begin: int, end: int, landings: Sequence[Landing], scratch: bytearray
+) -> Iterator[memoryview]:
+    """Bytes [begin, end) of the file, request by request, once they are where somebody wants them: those that lie in
+    memory as they do in the file are read into it, the others by way of `scratch`."""
+    least = len(scratch) // _LEAST_SHARE
+    straight = sorted((s for s in (each.within(begin, end) for each in landings) if len(s[1]) >= least), key=_first)
+    for first, memory in (*straight, (end, memoryview(b""))):
+        for low in range(begin, first, len(scratch)):
+            data = memoryview(scratch)[: min(first - low, len(scratch))]
+            reading.read_into(low, data)
+            block = torch.frombuffer(scratch, dtype=torch.uint8, count=len(data))
+            for landing in landings:
+                landing.copy(block, low)
+            yield data
+        for low in range(0, len(memory), len(scratch)):
+            data = memory[low : low + len(scratch)]
+            reading.read_into(first + low, data)
+            yield data
+        begin = first + len(memory)
+
+
+def _first(straight: tuple[int, memoryview]) -> int:
+    return straight[0]
+
+
+def _blocks(file: SourceFile, landings: Sequence[Landing]) -> dict[tuple[int, int], list[Landing]]:
+    """Which bytes are verified at once, and who takes something of them."""
+    blocks: dict[tuple[int, int], list[Landing]] = defaultdict(list)
+    for landing in landings:
+        for block in _windows(file, landing):
+            blocks[block].append(landing)
     return blocks
 
 
-def _windows(file: SourceFile, job: _Job) -> Iterator[tuple[int, int]]:
+def _windows(file: SourceFile, landing: Landing) -> Iterator[tuple[int, int]]:
     """With digests: aligned blocks. Without: runs from the tensor's first byte on, so that no element is torn."""
-    first, last = job.byte_range()
-    origin = 0 if file.digests else job.stored.offset
+    origin = 0 if file.digests else landing.stored.offset
     end = file.num_bytes
-    for begin in range(origin + (first - origin) // file.block_bytes * file.block_bytes, last, file.block_bytes):
+    start = origin + (landing.begin - origin) // file.block_bytes * file.block_bytes
+    for begin in range(start, landing.end, file.block_bytes):
         yield begin, min(begin + file.block_bytes, end)
 
 
@@ -201,9 +188,12 @@ def read_block(source: Source, file: SourceFile, reading: Reading, number: int, 
     """Block `number` of `file`. Raises DamagedError with what it holds and both digests."""
     begin = number * file.block_bytes
     reading.read_into(begin, into)
-    actual = xxhash.xxh3_128_hexdigest(into)
+    _check_digest(source, file, begin, begin + len(into), xxhash.xxh3_128_hexdigest(into))
+
+
+def _check_digest(source: Source, file: SourceFile, begin: int, end: int, actual: str) -> None:
+    number = begin // file.block_bytes
     if actual != file.digests[number]:
-        end = begin + len(into)
         raise DamagedError(
             source.storage.where(file.path),
             f"bytes {begin}..{end - 1} (block {number})",

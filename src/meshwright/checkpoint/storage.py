@@ -30,6 +30,10 @@ class Reading(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def request_bytes(self) -> int:
+        """How much to ask for at once, where as much is wanted."""
+
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill all of `buffer` from byte `offset` on. Raises DamagedError where the file ends before."""
 
@@ -181,6 +185,9 @@ class Local:
 
 
 class _LocalReading:
+    request_bytes = 1 << 20
+    """Whoever works on what was read finds it in a core's cache."""
+
     def __init__(self, file: Path) -> None:
         self._name = str(file)
         try:
@@ -295,6 +302,9 @@ class Remote:
 
 
 class _RemoteReading:
+    request_bytes = 8 << 20
+    """A request costs a round trip."""
+
     def __init__(self, files: Any, path: str, name: str) -> None:
         self._files, self._path, self._name = files, path, name
         try:

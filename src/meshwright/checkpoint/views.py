@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import Rectangle
 
-__all__ = ["Held", "Views", "narrow"]
+__all__ = ["Held", "Views", "bytes_of", "narrow"]
 
 Held = Mapping[Piece, Tensor]
 """A view of each piece, of the shape of its rectangle, of any strides."""
@@ -42,3 +43,12 @@ def narrow(view: Tensor, inner: Rectangle) -> Tensor:
         if size != view.shape[dim]:
             view = view.narrow(dim, start, size)
     return view
+
+
+def bytes_of(flat: Tensor) -> memoryview:
+    """The memory of a contiguous tensor (n,) of the host, which must outlive the view.
+
+    By address: a storage that numpy has seen can no longer be released and regrown, and an engine does that.
+    """
+    size = flat.numel() * flat.element_size()
+    return memoryview((ctypes.c_ubyte * size).from_address(flat.data_ptr())).cast("B")

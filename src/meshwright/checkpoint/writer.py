@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,10 +12,11 @@ from torch import Tensor
 from meshwright.checkpoint.container import Contents, plan_container
 from meshwright.checkpoint.manifest import FileEntry
 from meshwright.checkpoint.storage import Buffer, Writing
+from meshwright.checkpoint.views import bytes_of
 from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import flat_rectangles
 
-__all__ = ["Digests", "PlannedFile", "bytes_of", "chunks_of", "plan_file", "write_file"]
+__all__ = ["Digests", "PlannedFile", "chunks_of", "plan_file", "write_file"]
 
 _CHUNK_BYTES = 8 << 20
 
@@ -104,15 +104,6 @@ def chunks_of(value: Tensor) -> Iterator[Tensor]:
             for dim, (start, size) in enumerate(zip(rectangle.start, rectangle.extent, strict=True)):
                 part = part.narrow(dim, start, size)
             yield part.contiguous().reshape(-1).cpu()
-
-
-def bytes_of(flat: Tensor) -> memoryview:
-    """The memory of a contiguous tensor (n,) of the host, which must outlive the view.
-
-    By address: a storage that numpy has seen can no longer be released and regrown, and an engine does that.
-    """
-    size = flat.numel() * flat.element_size()
-    return memoryview((ctypes.c_ubyte * size).from_address(flat.data_ptr())).cast("B")
 
 
 def _key(piece: Piece) -> str:

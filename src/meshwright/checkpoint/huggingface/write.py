@@ -27,7 +27,8 @@ from meshwright.checkpoint.newfolder import NewFolder, new_folder
 from meshwright.checkpoint.source import Source
 from meshwright.checkpoint.storage import Buffer, Writing
 from meshwright.checkpoint.stream import Box, stream
-from meshwright.checkpoint.writer import bytes_of, chunks_of
+from meshwright.checkpoint.views import bytes_of
+from meshwright.checkpoint.writer import chunks_of
 
 __all__ = ["CONFIG", "SHARD_BYTES", "Exported", "export_weights", "merged_config"]
 
