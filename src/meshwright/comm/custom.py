@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from meshwright.comm import operations
-from meshwright.comm.communicator import Communicator
 from meshwright.comm.registry import lookup
 from meshwright.comm.torch_private import kernel_of
 
@@ -31,7 +30,7 @@ __all__ = ["all_gather", "all_reduce", "begin_sum", "gathered", "own_chunk", "re
 def all_reduce(x: Tensor, group: str) -> Tensor:
     """Sum over the group: (N, ...) -> (N, ...). Backward as it stands in `conjugate`."""
     out = x.clone(memory_format=torch.contiguous_format)
-    over = _over(group)
+    over = lookup(group)
     operations.all_reduce(over, out, over.ledger.phase).wait()
     return out
 
@@ -65,19 +64,19 @@ def _(x: Tensor, group: str) -> Tensor:
 
 def size_of(group: str) -> int:
     """Ranks of a registered group."""
-    return _over(group).size
+    return lookup(group).size
 
 
 def own_chunk(x: Tensor, group: str) -> Tensor:
     """(N, ...) -> (N / T, ...), the view of this rank's chunk."""
-    over = _over(group)
+    over = lookup(group)
     size = x.shape[0] // over.size
     return x[over.place * size : (over.place + 1) * size]
 
 
 def gathered(x: Tensor, group: str) -> Tensor:
     """Inside a kernel: (n, ...) -> (n * T, ...), rank r's chunk at place r."""
-    over = _over(group)
+    over = lookup(group)
     out = x.new_empty(over.size * x.shape[0], *x.shape[1:])
     own_chunk(out, group).copy_(x)
     operations.all_gather(over, out.view(-1), over.ledger.phase).wait()
@@ -89,7 +88,7 @@ def begin_sum(x: Tensor, group: str, *, scatter: bool) -> Callable[[], Tensor]:
 
     -> (N, ...), the sum in the memory of x; with `scatter` (N / T, ...), own chunk of it.
     """
-    over = _over(group)
+    over = lookup(group)
     if not scatter:
         handle = operations.all_reduce(over, x, over.ledger.phase)
     else:
@@ -109,9 +108,3 @@ def real_kernel(operation: Any) -> Callable[..., Any] | None:
     For dry runs: on fake tensors the dispatcher would take the fake kernel, which communicates nothing.
     """
     return kernel_of(operation) if operation.namespace == "meshwright" else None
-
-
-def _over(group: str) -> Communicator:
-    over = lookup(group)
-    assert isinstance(over, Communicator)
-    return over

@@ -37,8 +37,13 @@ class Attention(nn.Module):
 
     def forward(self, x_ND: Tensor, rows: Rows) -> Tensor:
         """(N, D) -> (N, D)."""
-        heads_BSHK = (*rows.positions.shape, -1, self.head_dim)
         query, key, value = self.products(x_ND, (self.query, self.key, self.value))
+        y_ND: Tensor = self.output(self.mixed(query, key, value, rows))
+        return y_ND
+
+    def mixed(self, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
+        """What lies between the products: (N, H*K), (N, G*K), (N, G*K) -> (N, H*K)."""
+        heads_BSHK = (*rows.positions.shape, -1, self.head_dim)
         q_BSHK = self.query_norm(query.view(heads_BSHK))
         k_BSGK = self.key_norm(key.view(heads_BSHK))
         v_BSGK = value.view(heads_BSHK)
@@ -46,8 +51,7 @@ class Attention(nn.Module):
             q_BSHK = rotate(q_BSHK, rows.cos, rows.sin)
             k_BSGK = rotate(k_BSGK, rows.cos, rows.sin)
         y_BSHK = self.core(q_BSHK, k_BSGK, v_BSGK, rows.window_mask if self.windowed else rows.mask)
-        y_ND: Tensor = self.output(y_BSHK.flatten(0, 1).flatten(1))
-        return y_ND
+        return y_BSHK.flatten(0, 1).flatten(1)
 
 
 def attend(q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask_BSZ: Tensor | None) -> Tensor:

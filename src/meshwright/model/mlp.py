@@ -26,6 +26,8 @@ def build_activation(activation: Activation) -> nn.Module:
 
 
 class MLP(nn.Module):
+    """down(activation(up(x)))."""
+
     def __init__(self, arch: Arch) -> None:
         super().__init__()
         self.products: Products = separate_products
@@ -35,12 +37,23 @@ class MLP(nn.Module):
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """(N, D) -> (N, D)."""
-        (up_NF,) = self.products(x_ND, (self.up,))
-        y_ND: Tensor = self.down(self.activation(up_NF))
+        y_ND: Tensor = self.down(self.widened(*self.products(x_ND, self.inward)))
         return y_ND
+
+    @property
+    def inward(self) -> tuple[nn.Linear, ...]:
+        """The linears that read the stream."""
+        return (self.up,)
+
+    def widened(self, up_NF: Tensor) -> Tensor:
+        """What lies between the products: (N, F) -> (N, F)."""
+        wide_NF: Tensor = self.activation(up_NF)
+        return wide_NF
 
 
 class GatedMLP(nn.Module):
+    """down(activation(gate(x)) * up(x))."""
+
     def __init__(self, arch: Arch) -> None:
         super().__init__()
         self.products: Products = separate_products
@@ -51,6 +64,15 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """(N, D) -> (N, D)."""
-        gate_NF, up_NF = self.products(x_ND, (self.gate, self.up))
-        y_ND: Tensor = self.down(self.activation(gate_NF) * up_NF)
+        y_ND: Tensor = self.down(self.widened(*self.products(x_ND, self.inward)))
         return y_ND
+
+    @property
+    def inward(self) -> tuple[nn.Linear, ...]:
+        """The linears that read the stream."""
+        return self.gate, self.up
+
+    def widened(self, gate_NF: Tensor, up_NF: Tensor) -> Tensor:
+        """What lies between the products: (N, F), (N, F) -> (N, F)."""
+        wide_NF: Tensor = self.activation(gate_NF) * up_NF
+        return wide_NF

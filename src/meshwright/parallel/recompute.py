@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,6 @@ from torch.autograd.function import once_differentiable
 from meshwright.model.attention import Attention
 from meshwright.model.decoder import Block
 from meshwright.model.mlp import MLP, GatedMLP
-from meshwright.model.rope import rotate
 from meshwright.model.rows import Rows
 from meshwright.parallel.split import WeightProducts, input_gradient
 
@@ -53,7 +53,7 @@ def apply_selective(units: Iterable[nn.Module], products: WeightProducts) -> Non
 
 
 class _SelectiveBlock:
-    """The forward of one block, product by product; the arithmetic is `model.decoder.Block`'s."""
+    """The forward of one block, product by product; what lies between them is `Attention.mixed`, `MLP.widened`."""
 
     def __init__(self, block: Block, products: WeightProducts) -> None:
         self._block, self._products = block, products
@@ -75,14 +75,8 @@ class _SelectiveBlock:
     def _mlp(self, x_ND: Tensor) -> Tensor:
         mlp, normed = self._block.mlp, _recipe_of(self._block.mlp_norm)
         assert isinstance(mlp, MLP | GatedMLP)
-        activation = mlp.activation
-        if isinstance(mlp, MLP):
-            wide = self._multiply(normed, (mlp.up,), x_ND)
-            recipe = Recipe(activation)
-        else:
-            wide = self._multiply(normed, (mlp.gate, mlp.up), x_ND)
-            recipe = Recipe(lambda gate, up: activation(gate) * up)
-        (y_ND,) = self._multiply(recipe, (mlp.down,), *wide)
+        wide = self._multiply(normed, mlp.inward, x_ND)
+        (y_ND,) = self._multiply(Recipe(mlp.widened), (mlp.down,), *wide)
         return y_ND
 
     def _multiply(self, recipe: Recipe, linears: Sequence[nn.Linear], *kept: Tensor) -> tuple[Tensor, ...]:
@@ -102,20 +96,9 @@ def _recipe_of(norm: nn.Module) -> Recipe:
 
 
 def _core(attention: Attention, rows: Rows) -> Recipe:
-    """(N, H*K), (N, G*K), (N, G*K) -> (N, H*K)."""
-    shape_BSHK = (*rows.positions.shape, -1, attention.head_dim)
-    mask = rows.window_mask if attention.windowed else rows.mask
-
-    def make(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        q_BSHK = attention.query_norm(query.view(shape_BSHK))
-        k_BSGK = attention.key_norm(key.view(shape_BSHK))
-        if rows.cos is not None and rows.sin is not None:
-            q_BSHK = rotate(q_BSHK, rows.cos, rows.sin)
-            k_BSGK = rotate(k_BSGK, rows.cos, rows.sin)
-        return attention.core(q_BSHK, k_BSGK, value.view(shape_BSHK), mask).flatten(0, 1).flatten(1)
-
+    """Rotation and attention, with the norms of heads."""
     norms = (*attention.query_norm.parameters(), *attention.key_norm.parameters())
-    return Recipe(make, norms)
+    return Recipe(partial(attention.mixed, rows=rows), norms)
 
 
 class _Products(torch.autograd.Function):
