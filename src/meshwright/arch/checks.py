@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from meshwright.arch.arch import Arch, Experts, Rope, RopeScaling
+from meshwright.config.divisors import nearest_divisors
 from meshwright.config.errors import RequestError
 
 _POSITIVE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+_MOST_LAYERS = 1 << 16  # each is an object of its own
 
 
 def check_arch(arch: Arch) -> None:
@@ -13,11 +15,13 @@ def check_arch(arch: Arch) -> None:
     for name in _POSITIVE:
         if getattr(arch, name) < 1:
             raise RequestError(f"model.{name} = {getattr(arch, name)}", "must be at least 1")
+    if arch.layers > _MOST_LAYERS:
+        raise RequestError(f"model.layers = {arch.layers}", f"must be at most {_MOST_LAYERS}", (_MOST_LAYERS,))
     if arch.heads % arch.kv_heads:
         raise RequestError(
             f"model.kv_heads = {arch.kv_heads} with model.heads = {arch.heads}",
             "kv_heads must divide heads",
-            _nearest_divisors(arch.heads, arch.kv_heads),
+            nearest_divisors(arch.heads, arch.kv_heads),
         )
     if arch.norm_eps < 0:
         raise RequestError(f"model.norm_eps = {arch.norm_eps}", "must not be negative")
@@ -86,8 +90,3 @@ def _check_experts(arch: Arch, experts: Experts) -> None:
         raise RequestError(f"model.shared_experts = {experts.shared}", "must not be negative")
     if not 0 <= experts.dense_layers <= arch.layers:
         raise RequestError(f"model.dense_layers = {experts.dense_layers}", f"must be between 0 and {arch.layers}")
-
-
-def _nearest_divisors(whole: int, wanted: int) -> list[int]:
-    divisors = [each for each in range(1, whole + 1) if whole % each == 0]
-    return sorted(divisors, key=lambda each: (abs(each - wanted), each))[:3]

@@ -97,9 +97,10 @@ class RunConfig(Section):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        if name in {".", ".."} or any(mark in name for mark in "/\\\0\n\r") or len(name.encode()) > 200:
+        if name.startswith(".") or any(mark in name for mark in "/\\\0\n\r") or len(name.encode()) > 200:
             safe = "".join("-" if mark in "/\\\0\n\r" else mark for mark in name).strip(".")[:50]
-            raise RequestError(f"name = {name!r}", "must be the name of one folder", (f'"{safe or "demo"}"',))
+            rule = "must be the name of one folder that is not hidden"
+            raise RequestError(f"name = {name!r}", rule, (f'"{safe or "demo"}"',))
         return name
 
     def tables(self) -> dict[str, Any]:

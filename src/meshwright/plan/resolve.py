@@ -7,6 +7,7 @@ from collections.abc import Callable
 from meshwright.arch.arch import Arch
 from meshwright.arch.arithmetic import operations
 from meshwright.config.choices import Balanced, Fill, Weights
+from meshwright.config.divisors import nearest_divisors
 from meshwright.config.errors import RequestError
 from meshwright.config.schema import RunConfig
 from meshwright.layout.axes import Degrees
@@ -22,7 +23,7 @@ from meshwright.plan.plan import (
     Sharding,
     Start,
 )
-from meshwright.plan.rules import canonical, check_plan, nearest_divisors
+from meshwright.plan.rules import canonical, check_plan
 from meshwright.plan.stages import balanced, owner_of
 
 

@@ -10,12 +10,16 @@ from collections.abc import Iterator
 
 from meshwright.arch.checks import check_arch
 from meshwright.config.choices import Offload, Schedule, Weights
+from meshwright.config.divisors import nearest_divisors
 from meshwright.config.errors import RequestError
 from meshwright.plan.canonical import canonical, num_replicas
 from meshwright.plan.plan import Plan
 from meshwright.plan.strategies import tensor
 
-__all__ = ["SPLIT_SCHEDULES", "canonical", "check_plan", "nearest_divisors"]
+__all__ = ["SPLIT_SCHEDULES", "canonical", "check_plan"]
+
+# Micro-batches times blocks of a step: its program is a list that holds each of them on every rank.
+_MOST_VISITS = 1 << 22
 
 SPLIT_SCHEDULES = (Schedule.ZB_H1, Schedule.ZB_V)
 
@@ -67,7 +71,10 @@ def _batch(plan: Plan) -> Iterator[RequestError]:
     """global = micro * accumulation * dp * ep."""
     ranks = plan.degrees.dp * plan.degrees.ep
     total, micro = plan.batch.sequences, plan.batch.micro
-    if total < 1 or micro < 1 or total % (micro * ranks) == 0:
+    if total < 1 or micro < 1:
+        return
+    if total % (micro * ranks) == 0:
+        yield from _length(plan)
         return
     across = f"dp {plan.degrees.dp}" + (f" x ep {plan.degrees.ep}" if plan.degrees.ep > 1 else "")
     works = [f"batch.global = {size}" for size in _around(total, micro * ranks)]
@@ -82,6 +89,17 @@ def _batch(plan: Plan) -> Iterator[RequestError]:
         f"the global batch must be a multiple of micro x {across} = {micro * ranks}",
         works,
     )
+
+
+def _length(plan: Plan) -> Iterator[RequestError]:
+    """A step whose program can be written down."""
+    most = max(1, _MOST_VISITS // plan.arch.layers)
+    if plan.accumulation > most:
+        yield RequestError(
+            f"batch.global = {plan.batch.sequences} with batch.micro = {plan.batch.micro}",
+            f"{plan.accumulation} micro-batches a rank are more than a step of {plan.arch.layers} blocks takes, {most}",
+            (f"batch.global = {plan.batch.sequences // plan.accumulation * most}", "a larger batch.micro or mesh.dp"),
+        )
 
 
 def _stages(plan: Plan) -> Iterator[RequestError]:
@@ -157,12 +175,6 @@ def _canonical(plan: Plan) -> Iterator[RequestError]:
         given, one = getattr(plan, section), getattr(wanted, section)
         if given != one:
             yield RequestError(f"plan.{section} = {given}", "has fields that decide nothing here", (f"{one}",))
-
-
-def nearest_divisors(number: int, wanted: int) -> list[int]:
-    """The divisors of `number` next to `wanted`, nearest first, at most three."""
-    divisors = [size for size in range(1, number + 1) if number % size == 0]
-    return sorted(divisors, key=lambda size: (abs(size - wanted), size))[:3]
 
 
 def _around(number: int, step: int) -> list[int]:

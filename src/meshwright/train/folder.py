@@ -26,7 +26,7 @@ from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
 from meshwright.train.job import Job
 
-__all__ = ["FolderState", "Journal", "folder_state", "plan_json", "write_json"]
+__all__ = ["FolderState", "Journal", "folder_state", "is_new", "plan_json", "write_json"]
 
 PLAN, RUN, METRICS, DATA, LEDGER = "plan.json", "run.toml", "metrics.jsonl", "data.jsonl", "ledger.json"
 
@@ -38,10 +38,15 @@ class FolderState(IntEnum):
     FINISHED = 1
 
 
+def is_new(job: Job) -> bool:
+    """Whether nothing stands under the run's name yet."""
+    return not job.folder.exists() or (job.folder.is_dir() and not any(job.folder.iterdir()))
+
+
 def folder_state(job: Job) -> FolderState:
     """Raises RequestError where the folder holds something else than this very run, finished."""
     folder = job.folder
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if is_new(job):
         return FolderState.FREE
     other = (f'name = "{_next_free(folder)}"', 'checkpoint.resume = "none"', "removing the folder")
     if not folder.is_dir():

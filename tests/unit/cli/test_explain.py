@@ -56,6 +56,10 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["mesh.dp=fill"], "--ranks N"),
         (["mesh.tp=2", "parallel.asynchronous_tensor=true"], "is not built yet"),
         (["--ranks", "0"], "0 is no number of at least 1"),
+        (["batch.global=9223372036854775807"], "must be a multiple of"),
+        (["batch.global=4611686018427387904"], "micro-batches a rank are more than a step of 4 blocks takes, 1048576"),
+        (["model.layers=9223372036854775807"], "must be at most 65536"),
+        (["name=.cache"], "must be the name of one folder"),
     ],
 )
 def test_a_wrong_request(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
@@ -76,7 +80,17 @@ raise SystemExit(code)
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [(["explain", "--rank", "1"], 0), (["train", "batch.global=15"], 2), (["train", "mesh.dp=3"], 2)]
+    ("words", "code"),
+    [
+        (["explain", "--rank", "1"], 0),
+        (["train", "batch.global=15"], 2),
+        (["train", "mesh.dp=3"], 2),
+        (["train", "data.source=nothing.txt"], 2),
+        (["train", "data.sequence_length=100000000"], 2),
+        (["train", "data.tokenizer=nothing.json"], 2),
+        (["train", "model.vocab=100"], 2),
+        (["train", "mesh.dp=100000", "batch.global=100000", "batch.micro=1"], 2),
+    ],
 )
 def test_torch_is_left_alone_until_something_runs(words: list[str], code: int, tmp_path) -> None:
     done = subprocess.run(

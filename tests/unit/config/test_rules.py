@@ -107,7 +107,7 @@ def test_a_model_comes_from_one_place():
     assert "model.hf" in refusal("model.weights=load").rule
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", ".", "/etc", "a\\b", "a\0b", "x" * 300])
+@pytest.mark.parametrize("name", ["a/b", "..", ".", ".cache", "/etc", "a\\b", "a\0b", "x" * 300])
 def test_a_run_folder_stays_in_its_place(name):
     with pytest.raises(RequestError, match="one folder") as caught:
         build_run({"name": name})

@@ -52,9 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _start(job: Job) -> int:
     """Start the ranks on this machine. What is wrong with the request is found before."""
     from meshwright.launch.local import exit_code, run_ranks
+    from meshwright.train.machine import check_devices, check_ranks
 
+    check_ranks(job.plan.degrees.ranks)
     if _is_finished(job):
         return 0
+    check_devices(job.device, job.plan.degrees.ranks)
     outcomes: list[Any] = []
     code = exit_code(lambda: outcomes.extend(run_ranks(_rank, job.plan.degrees.ranks, job, mistakes=_mistakes())))
     if outcomes and job.quiet_stdout:
@@ -88,14 +91,20 @@ def _rank(place: Place, status: Any, job: Job) -> Any:
 
 
 def _is_finished(job: Job) -> bool:
-    """Whether this very run stands in its folder already; says so. Raises RequestError for what cannot be started."""
+    """Whether this very run stands in its folder already; says so. Raises RequestError for what cannot be started.
+
+    What is told in a moment comes first: the data of a new run are refused before torch is imported.
+    """
     from meshwright.train.feed import open_corpus
+    from meshwright.train.folder import is_new
+
+    corpus = open_corpus(job).digest if is_new(job) else ""
     from meshwright.train.start import is_finished
 
-    if is_finished(job):
+    if is_finished(job, corpus):
         print(f"{job.folder} holds this run, finished: nothing to do", file=sys.stderr)
         return True
-    return is_finished(job, open_corpus(job).digest)
+    return not corpus and is_finished(job, open_corpus(job).digest)
 
 
 def _print_outcome(job: Job, outcome: Any) -> None:

@@ -40,7 +40,12 @@ def locate(source: str) -> Located:
     """
     if source == "python":
         return Located(SourceKind.TEXT, python_sources())
-    files = _files(source)
+    try:
+        files = _files(source)
+    except OSError as error:
+        raise RequestError(
+            f'data.source = "{source}"', f"cannot be searched: {error.filename}: {error.strerror}", ACCEPTED
+        ) from None
     unknown = [file for file in files if format_of(file) is None]
     if unknown:
         raise RequestError(f"data.source: {unknown[0]}", "is of no accepted format", ACCEPTED)

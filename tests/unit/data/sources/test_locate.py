@@ -68,3 +68,12 @@ def test_the_name_python_is_the_corpus() -> None:
     located = locate("python")
     assert located.kind is SourceKind.TEXT
     assert all(format_of(file) == ".txt" for file in located.files)
+
+
+def test_a_folder_that_cannot_be_searched_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "closed"))
+
+    monkeypatch.setattr(Path, "rglob", denied)
+    with pytest.raises(RequestError, match="cannot be searched: .*closed: Permission denied"):
+        locate(str(tmp_path))

@@ -1,0 +1,42 @@
+"""Whether this machine can take the ranks of a run; asked before any of them is started."""
+
+from __future__ import annotations
+
+import os
+
+from meshwright.config.choices import DeviceKind
+from meshwright.config.errors import RequestError
+
+__all__ = ["check_devices", "check_ranks"]
+
+# Ranks may share cores, as tests of large meshes do; thousands of processes would only stop the machine.
+_RANKS_A_CORE, _RANKS_AT_LEAST = 16, 128
+
+
+def check_ranks(ranks: int) -> None:
+    """Raise RequestError where there are more ranks than one machine can take at all. Imports nothing."""
+    cores = os.cpu_count() or 1
+    most = max(_RANKS_AT_LEAST, _RANKS_A_CORE * cores)
+    if ranks > most:
+        raise RequestError(
+            f"{ranks} ranks on this machine of {cores} cores",
+            f"at most {most} are started on one machine",
+            ("a smaller mesh", "torchrun or Slurm on several machines"),
+        )
+
+
+def check_devices(device: DeviceKind, ranks: int) -> None:
+    """Raise RequestError where the ranks would not find a device each. Needs torch."""
+    if device is DeviceKind.CPU:
+        return
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is DeviceKind.CUDA and not found:
+        raise RequestError('train.device = "cuda"', "no CUDA device is found here", ('train.device = "cpu"',))
+    if found and ranks > found:
+        raise RequestError(
+            f'{ranks} ranks with train.device = "{device}"',
+            f"each takes a CUDA device of its own, and this machine has {found}",
+            (f"a mesh of {found} ranks" if found > 1 else "a mesh of one rank", 'train.device = "cpu"'),
+        )
