@@ -11,6 +11,7 @@ from meshwright.checkpoint.errors import CheckpointError
 from meshwright.checkpoint.folder import disk_full
 from meshwright.checkpoint.manifest import MANIFEST
 from meshwright.checkpoint.storage import Local, Storage, open_storage, write_small
+from meshwright.config.errors import RequestError
 
 __all__ = ["NewFolder", "new_folder"]
 
@@ -42,11 +43,11 @@ class NewFolder:
 def new_folder(out: str | Path, needed_bytes: int = 0) -> Iterator[NewFolder]:
     """A new folder at `out`, which must not exist or be empty; it is removed again where its writing fails.
 
-    Raises CheckpointError where `out` holds something, or where fewer than `needed_bytes` are free.
+    Raises RequestError where `out` holds something, CheckpointError where fewer than `needed_bytes` are free.
     """
     whole = open_storage(out)
     if whole.names(""):
-        raise CheckpointError(f"{out} exists and is not empty; nothing is overwritten")
+        raise RequestError(str(out), "exists and is not empty; nothing is overwritten", ("another folder",))
     free = whole.free_bytes()
     if free is not None and free < needed_bytes:
         raise CheckpointError(disk_full(needed_bytes, free, str(out)))

@@ -21,6 +21,7 @@ _LAYOUT = frozenset(
     ["name", "degrees", "sharding", "pipeline", "context", "execution", "batch.micro", "start.folder", "data.source"]
 )
 """Fields that decide no loss: see `Plan.math`."""
+_KEYS = {"batch.sequences": "batch.global", "optimizer.steps": "train.steps"}
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def differences(saved: Mapping[str, Any], plan: Plan) -> list[str]:
     if "bytes" not in (before.get("data.tokenizer"), after.get("data.tokenizer")):
         before["data.tokenizer"] = after["data.tokenizer"]  # both from files, whose place decides nothing
     return [
-        f"{key}: {_told(before.get(key, 'absent'))} -> {_told(after.get(key, 'absent'))}"
+        f"{_key_of(key)}: {_told(before.get(key, 'absent'))} -> {_told(after.get(key, 'absent'))}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and not _is_layout(key)
     ]
@@ -57,6 +58,12 @@ def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _leaves(inner, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", inner
+
+
+def _key_of(field: str) -> str:
+    """The key of a run file that decides a field of the plan."""
+    section, _, name = field.partition(".")
+    return _KEYS.get(field) or (f"model.{name}" if section == "arch" else field)
 
 
 def _is_layout(key: str) -> bool:

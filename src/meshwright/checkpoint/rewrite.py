@@ -31,7 +31,7 @@ def reshard(storage: Storage, path: str, out: str | Path, plan: Plan) -> Manifes
     """Write the checkpoint at `path` of `storage` anew at `out` for the layout of `plan`, in constant memory.
 
     Every byte that is read is checked, every fingerprint compared. `plan` must train the same as the saved one. Raises
-    DamagedError, and CheckpointError where `out` is taken.
+    DamagedError, and RequestError where `out` is taken.
     """
     saved = load_manifest(storage, path)
     if saved.math != plan.math:

@@ -20,6 +20,8 @@ __all__ = ["Buffer", "Local", "Reading", "Remote", "Storage", "Writing", "open_s
 
 Buffer = bytes | bytearray | memoryview
 
+_CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""No links are followed, and nobody waits for the other end of a pipe."""
 _BUFFER_BYTES = 1 << 20
 """Small tensors are written together; larger pieces go past the buffer."""
 
@@ -134,8 +136,10 @@ class Local:
 
     def read(self, path: str) -> bytes | None:
         try:
+            if not stat.S_ISREG((self._root / path).stat().st_mode):
+                return None  # a pipe would keep the reader waiting
             return (self._root / path).read_bytes()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def open(self, path: str) -> Reading:
@@ -191,7 +195,7 @@ class _LocalReading:
     def __init__(self, file: Path) -> None:
         self._name = str(file)
         try:
-            self._descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+            self._descriptor = os.open(file, os.O_RDONLY | _CAREFUL)
         except FileNotFoundError:
             raise DamagedError(self._name, "is missing") from None
         except OSError as error:

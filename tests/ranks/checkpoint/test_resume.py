@@ -106,7 +106,7 @@ def test_differences_are_told_field_by_field_and_accepted_on_demand(tmp_path: Pa
         is_finished(changed)
     for told in (
         "optimizer.learning_rate: 0.003 -> 0.001",
-        "batch.sequences: 8 -> 4",
+        "batch.global: 8 -> 4",
         "checkpoint.accept_changes=true",
     ):
         assert told in str(caught.value)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from meshwright.checkpoint.folder import Folder
 from meshwright.config.choices import OnNonfinite
 from meshwright.launch.local import LaunchError, run_ranks
 from meshwright.launch.status import RankStatus
@@ -190,3 +191,4 @@ def test_sigterm_ends_after_the_step_with_143(tmp_path: Path) -> None:
     metrics = (tmp_path / "m0" / "metrics.jsonl").read_text().splitlines()
     samples = (tmp_path / "m0" / "data.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in metrics] == list(range(len(samples)))
+    assert Folder(tmp_path / "m0").steps() == [len(samples)]  # saved before the end

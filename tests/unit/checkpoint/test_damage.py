@@ -253,6 +253,13 @@ def test_links_and_folders_are_not_followed(folder: Path, tmp_path: Path) -> Non
     assert "no regular file" in str(damage_of(folder))
 
 
+def test_a_pipe_keeps_nobody_waiting(folder: Path) -> None:
+    for name, told in (("data-00000.safetensors", "no regular file"), ("manifest.json", "is missing")):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        assert told in str(damage_of(folder))
+
+
 class _Trap:
     def __init__(self, marker: Path) -> None:
         self._marker = marker

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from meshwright.arch.parameters import tensors
-from meshwright.checkpoint.errors import CheckpointError, DamagedError
+from meshwright.checkpoint.errors import DamagedError
 from meshwright.checkpoint.huggingface.convert import export_checkpoint, import_checkpoint
 from meshwright.checkpoint.huggingface.names import hf_tensors
 from meshwright.checkpoint.huggingface.read import open_hf
@@ -250,9 +250,9 @@ def test_an_index_names_only_plain_files(name: str, tmp_path: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     saved_folder("llama", tmp_path / "in")
     import_checkpoint(tmp_path / "in", tmp_path / "one")
-    with pytest.raises(CheckpointError, match="not empty"):
+    with pytest.raises(RequestError, match="not empty"):
         import_checkpoint(tmp_path / "in", tmp_path / "one")
-    with pytest.raises(CheckpointError, match="not empty"):
+    with pytest.raises(RequestError, match="not empty"):
         export_checkpoint(open_storage(tmp_path / "one"), "", tmp_path / "in")
     shutil.rmtree(tmp_path / "in")
     assert list(tmp_path.glob("*.tmp-*")) == []

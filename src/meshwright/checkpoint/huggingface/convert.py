@@ -22,6 +22,7 @@ from meshwright.checkpoint.source import checkpoint_source
 from meshwright.checkpoint.storage import Storage, open_storage, write_small
 from meshwright.checkpoint.strict import parse
 from meshwright.config.choices import Dtype
+from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run
 from meshwright.plan.plan import Plan, Precision
 from meshwright.plan.resolve import resolve
@@ -87,6 +88,8 @@ def _carried(
     storage: Storage, path: str, plan: Plan, like: str | Path | None
 ) -> tuple[Mapping[str, Any] | None, dict[str, bytes]]:
     """The config.json that the model came from and the files beside it, from the first place that has any."""
+    if like is not None and not Path(like).is_dir():
+        raise RequestError(f"--like {like}", "is no folder", ("a folder with tokenizer and config.json",))
     prefix = f"{path}/{BESIDE}" if path else BESIDE
     places = [Path(like)] if like is not None else [Path(place) for place in (plan.start.folder,) if place]
     if like is None and (names := storage.names(prefix)):

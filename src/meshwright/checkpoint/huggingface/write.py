@@ -72,7 +72,7 @@ def export_weights(
 
     `dtype` None keeps the stored type. `like` is the config.json that the model came from: keys that say nothing of
     the arithmetic (token ids) are taken over. `beside` are further files, name -> content. Raises DamagedError,
-    RequestError where the family cannot be said, CheckpointError where `out` is taken.
+    RequestError where the family cannot be said or `out` is taken.
     """
     known = hf_tensors(arch)
     dtypes = [dtype or source.dtype(tensor.parts[0].piece.tensor) for tensor in known]

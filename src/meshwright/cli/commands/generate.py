@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 
@@ -100,14 +101,22 @@ def _show(text: str, shown: str) -> str:
 
 
 def _number(text: str) -> float:
-    value = float(text)
+    value = _read(text)
     if not 0 <= value < 1e6:
         raise argparse.ArgumentTypeError(f"{text} is no number from 0 on")
     return value
 
 
 def _share(text: str) -> float:
-    value = float(text)
+    value = _read(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is no share above 0, at most 1")
     return value
+
+
+def _read(text: str) -> float:
+    """Not a number where it is none: that lies in no range."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
