@@ -146,7 +146,8 @@ class DataParallel:
     def backward(self, loss: Tensor) -> None:
         """Gradients of `loss`, added to those before; every rank calls it once a micro-batch.
 
-        At stage 3 all ranks run the module equally often before it, whichever of its units each of them uses.
+        At stage 3 all ranks run the module equally often before it, whichever of its units each of them uses. Where
+        that is more than once, a unit that backward has come to stays whole until its end.
         """
         self._begin_backward()
         if loss.requires_grad:
@@ -283,12 +284,21 @@ class DataParallel:
         """Backward comes to a unit: sum those behind it and gather those before it, in one order on all ranks."""
         while self._backward_at > place:
             self._backward_at -= 1
-            if self._forwards == 1:  # else the units behind are used again by an earlier forward
+            if self._passes_once:
                 self._sum_down_to(self._backward_at + 1)
             self._units[self._backward_at].gather()
-            if self._backward_at != place:
+            if self._backward_at != place and self._passes_once:
                 self._units[self._backward_at].release()
         self._units[place].gather()
+
+    @property
+    def _passes_once(self) -> bool:
+        """Whether backward is done with a unit once it is past it.
+
+        After several forwards an earlier one comes to it again, on some ranks perhaps: it stays whole and is summed at
+        the end, for nobody may gather it a second time alone.
+        """
+        return self._forwards == 1
 
     def _end_backward(self) -> None:
         if self.stage == 3:
@@ -308,7 +318,8 @@ class DataParallel:
             if not self._running or unit.missing:
                 return
             if self.stage == 3:
-                if place and unit.all_trained:  # a frozen weight may still be needed for what enters the unit
+                # A frozen weight may still be needed for what enters the unit.
+                if place and unit.all_trained and self._passes_once:
                     unit.release()
             else:
                 while self._summed and self._units[self._summed - 1].missing == 0:

@@ -98,6 +98,14 @@ def twice(module: nn.Module, rank: int, step: int, micro: int) -> Tensor:
     return (first * second).mean()
 
 
+def twice_but_not_alike(module: nn.Module, rank: int, step: int, micro: int) -> Tensor:
+    """The last layer is used in the second forward by even ranks, in the first by odd ones; in neither twice."""
+    skips = (2, -1) if rank % 2 == 0 else (-1, 2)
+    outputs = [module(data(rank, step, micro, 4, 8) / (1 + turn), skip) for turn, skip in enumerate(skips)]
+    loss: Tensor = sum(output.square().mean() for output in outputs)
+    return loss
+
+
 def adapted_loss(module: nn.Module, rank: int, step: int, micro: int) -> Tensor:
     return module(data(rank, step, micro, 4, 6)).square().mean()
 
@@ -164,6 +172,7 @@ def cases(dp: int) -> list[Case]:
         ("other layers on each rank", Net, own_layers),
         ("nothing used on rank 0", Net, nothing_used),
         ("two forwards a backward", Net, twice),
+        ("two forwards that differ between ranks", Net, twice_but_not_alike),
         ("adapters on frozen layers", adapted_blocks, adapted_loss),
     ]
     return [
