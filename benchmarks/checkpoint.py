@@ -2,6 +2,7 @@
 
     python benchmarks/checkpoint.py                       5 rounds
     python benchmarks/checkpoint.py --json FILE           the figures as JSON too
+    chrt -r 20 python benchmarks/checkpoint.py            where others use the machine: ahead of them, not beside them
 
 The state: weights and both moments of AdamW of 82 million parameters in float32, sharded over two ranks (ours: ZeRO-3;
 theirs: DTensors cut along dim 0). Both sides live in one launch and take turns. Wall seconds are the slower rank's;
@@ -23,8 +24,10 @@ import contextlib
 import json
 import os
 import platform
+import shlex
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -178,6 +181,20 @@ def timed(action: Callable[[], object]) -> tuple[float, float]:
     return float(slower[0]), float(total[1]) / WORLD
 
 
+_SCHEDULING = {
+    os.SCHED_OTHER: "ordinary",
+    os.SCHED_RR: "round robin in real time: other processes of the machine yield to both sides alike",
+}
+
+
+def _machine() -> str:
+    model = ""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
+    return f"{model or platform.machine()}, {os.cpu_count()} cores; files in the page cache"
+
+
 MEASURES = ("save", "blocked", "load", "reshard")
 
 
@@ -234,7 +251,9 @@ def main() -> None:
             "ranks": WORLD,
             "rounds": arguments.rounds,
             "torch": torch.__version__,
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "machine": _machine(),
+            "command": f"python {shlex.join(sys.argv)}",
+            "scheduling": _SCHEDULING.get(os.sched_getscheduler(0), "another"),
             "load": os.getloadavg(),
             "figures": figures,
         }

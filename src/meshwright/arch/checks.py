@@ -13,8 +13,9 @@ _MOST_LAYERS = 1 << 16  # each is an object of its own
 def check_arch(arch: Arch) -> None:
     """Raise RequestError for the first rule that `arch` breaks."""
     for name in _POSITIVE:
-        if getattr(arch, name) < 1:
-            raise RequestError(f"model.{name} = {getattr(arch, name)}", "must be at least 1")
+        value: object = getattr(arch, name)
+        if not isinstance(value, int) or value < 1:  # a foreign config.json may hold anything
+            raise RequestError(f"model.{name} = {value}", "must be at least 1")
     if arch.layers > _MOST_LAYERS:
         raise RequestError(f"model.layers = {arch.layers}", f"must be at most {_MOST_LAYERS}", (_MOST_LAYERS,))
     if arch.heads % arch.kv_heads:
