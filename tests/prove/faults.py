@@ -13,7 +13,11 @@ from meshwright.testing.faults import Fault
 EXECUTOR, STORE, SPLIT = "parallel/executor.py", "parallel/store.py", "parallel/split.py"
 TAIL, BORDERS, COMPUTES = "plan/lowering/tail.py", "plan/lowering/borders.py", "plan/lowering/computes.py"
 GRADIENTS, PARAMETERS, LISTING = (f"plan/lowering/{name}.py" for name in ("gradients", "parameters", "listing"))
-TENSOR, DECLARED = "parallel/tensor.py", "plan/strategies/tensor.py"
+TENSOR, DECLARED, CALLS = "parallel/tensor.py", "plan/strategies/tensor.py", "plan/strategies/calls.py"
+DIRECT, DIRECT_TENSOR, LINEAR, VOCABULARY = (
+    f"parallel/{name}.py" for name in ("direct", "tensor_direct", "tensor_linear", "tensor_vocabulary")
+)
+RECIPES, OFFLOAD = "parallel/recompute.py", "parallel/offload.py"
 
 
 def runs(mesh: dict[str, int], micro: int = 1, sequences: int = 12, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -24,6 +28,10 @@ DP = runs({"dp": 2}, micro=2)
 ZERO = {stage: runs({"dp": 2}, micro=2, parallel={"zero": stage}) for stage in (1, 2, 3)}
 TIED = {"tie_embeddings": True}
 PIPE = runs({"dp": 1, "pp": 2}, micro=2)
+TP = runs({"dp": 1, "tp": 2}, micro=4)
+GPT2 = {"family": "gpt2", "max_positions": 64}
+SELECTIVE = runs({"dp": 1}, micro=4, parallel={"recompute": "selective"})
+AWAY = runs({"dp": 2}, micro=2, parallel={"zero": 3, "offload": "params"})
 
 FAULTS = [
     # ------------------------------------------------------------------ the executor
@@ -36,7 +44,7 @@ FAULTS = [
     Fault(
         "gradients divided by dp although the loss was normalised", EXECUTOR,
         "torch.tensor(self.loss_scale.value, dtype", "torch.tensor(self.loss_scale.value / 2, dtype",
-        DP, "head.weight",
+        DP, "head.weight", "factor",
     ),
     Fault(
         "labels shifted once more", EXECUTOR,
@@ -72,8 +80,8 @@ FAULTS = [
     ),
     Fault(
         "received into another micro-batch's place", EXECUTOR,
-        "        table[action.unit, action.micro] = value\n",
-        "        table[action.unit, (action.micro + 1) % self.plan.accumulation] = value\n",
+        "        self._crossing(action)[action.arrives_at, action.micro] = value\n",
+        "        self._crossing(action)[action.arrives_at, (action.micro + 1) % self.plan.accumulation] = value\n",
         runs({"dp": 1, "pp": 2}, micro=2, parallel={"schedule": "gpipe"}),
     ),
     # ------------------------------------------------------------------ stores and buckets
@@ -128,12 +136,12 @@ FAULTS = [
     # ------------------------------------------------------------------ lowering
     Fault(
         "copies of a shard are not summed", TAIL,
-        "        if hybrid is not None and bucket", "        if False and hybrid is not None and bucket",
+        "        if copies is not None and is_hybrid(plan, bucket.replicas):\n", "        if False:\n",
         runs({"dp": 4}, parallel={"zero": 1, "zero_shard_within": 2}), "head.weight", "missing sum", program="copy",
     ),
     Fault(
         "a tied bucket is summed on one stage only", TAIL,
-        "        if bucket.tied and len(bucket.units) == 1:", "        if False:",
+        "        if bucket.tied_elsewhere:\n", "        if False:\n",
         runs({"dp": 1, "pp": 2}, micro=2, model=TIED), "embedding.weight", "missing sum", program="tied",
     ),
     Fault(
@@ -149,7 +157,7 @@ FAULTS = [
     Fault(
         "a received value is not waited for", BORDERS,
         "            out.wait(self._posted[message])\n", "            pass\n",
-        PIPE, program="value",
+        PIPE, program="is under way",
     ),
     Fault(
         "recomputation reads parameters that were released", COMPUTES,
@@ -159,11 +167,11 @@ FAULTS = [
     Fault(
         "a forward keeps the graph that will be made again", COMPUTES,
         "keep=train and not _recomputed(plan, unit)", "keep=train",
-        runs({"dp": 1}, micro=12, parallel={"recompute": "full"}), program="graph",
+        runs({"dp": 1}, micro=12, parallel={"recompute": "full"}), program="is not there",
     ),
     Fault(
         "summed after the first writer instead of the last", GRADIENTS,
-        "if self._last_writer[self._turn(bucket, compute)] != compute.index:", "if bucket in self._pending:",
+        "if self._last_writer[self._turn(bucket, compute)] == compute.index\n", "if bucket not in self._pending\n",
         DP, program="sum",
     ),
     Fault(
@@ -217,8 +225,89 @@ FAULTS = [
         runs({"dp": 1, "tp": 2}, micro=4, model={"dropout": 0.25}), "embedding",
     ),
     Fault(
-        "a bias added by every tensor rank", TENSOR,
+        "a bias is left out of a row product", TENSOR,
         "return y_ND if self.bias is None else y_ND + self.bias", "return y_ND if self.bias is None else y_ND",
-        runs({"dp": 1, "tp": 2}, micro=4, model={"family": "gpt2"}),
+        runs({"dp": 1, "tp": 2}, micro=4, model=GPT2), "layers.1.mlp.down.bias", "not written",
+    ),
+    # ------------------------------------------------------------------ forwards whose products go to their place
+    Fault(
+        "the label is not taken from its logit's gradient", DIRECT,
+        "        gradient_NV.scatter_add_(1, known_N[:, None], -each_N[:, None])\n", "",
+        DP, "head.weight",
+    ),
+    Fault(
+        "a bias takes the gradient of one token", DIRECT,
+        "(g.sum(0) if needed", "(g[0] if needed",
+        runs({"dp": 2}, micro=2, model=GPT2), "layers.1.mlp.down.bias",
+    ),
+    Fault(
+        "the last of the products of one input is left out", DIRECT_TENSOR,
+        "zip(ctx.places, gs, strict=True)", "zip(ctx.places[:-1], gs[:-1], strict=True)",
+        TP, "layers.1.mlp.up.weight", "not written",
+    ),
+    Fault(
+        "a row product is divided by the degree", DIRECT_TENSOR,
+        "            ctx.products.add(ctx.place, g_ND, x)\n", "            ctx.products.add(ctx.place, g_ND / 2, x)\n",
+        TP, "layers.1.mlp.down.weight", "factor",
+    ),
+    Fault(
+        "the input's gradient is a rank's own", LINEAR,
+        "return begin_sum(input_gradient(gs, weights), group, scatter=sequence)",
+        "return lambda: input_gradient(gs, weights)",
+        runs({"dp": 1, "tp": 2}, micro=4, parallel={"sequence": False}), "layers.1.mlp_norm.weight", ledger=True,
+    ),
+    Fault(
+        "outputs of joined weights in another order", LINEAR,
+        "    for weight in weights[1:]:\n", "    for weight in weights[:0:-1]:\n",
+        TP, "layers.0",
+    ),
+    Fault(
+        "tokens of other ranks look up the first row", VOCABULARY,
+        "    part_ND = part_ND.masked_fill(elsewhere_N[:, None], 0)\n", "",
+        TP, "embedding",
+    ),
+    Fault(
+        "labels of other ranks are taken from the first token here", VOCABULARY,
+        "torch.where(here[low:high] < 0, 0, -weight_N[low:high])", "-weight_N[low:high]",
+        TP, "head.weight",
+    ),
+    Fault(
+        "each rank's own largest logit", VOCABULARY,
+        "(statistics[0] - most_N).exp_().div_(sums_N)", "torch.ones_like(most_N).div_(sums_N)",
+        TP, "head.weight",
+    ),
+    # ------------------------------------------------------------------ what is made again, what lives elsewhere
+    Fault(
+        "queries and keys are not rotated", RECIPES,
+        "partial(attention.mixed, rows=rows)",
+        "partial(attention.mixed, rows=__import__('dataclasses').replace(rows, cos=None))",
+        SELECTIVE, "layers.0",
+    ),
+    Fault(
+        "gains of recipes are counted twice", RECIPES,
+        "of_parameters = [next(found)", "of_parameters = [2 * next(found)",
+        SELECTIVE, "layers.1.mlp_norm.weight", "factor",
+    ),
+    Fault(
+        "what visited does not go home", OFFLOAD,
+        "self._mover.put([(home, copy) for home, copy, _ in guest.copies])", "self._mover.put([])",
+        AWAY, "embedding.weight",
+    ),
+    Fault(
+        "values visit empty-handed", OFFLOAD,
+        "self._mover.fetch([(home, copy) for home, copy, _ in guest.copies])",
+        "self._mover.fetch([(home, copy.zero_()) for home, copy, _ in guest.copies][1:])",
+        AWAY, "embedding.weight",
+    ),
+    # ------------------------------------------------------------------ what the ledger knows of
+    Fault(
+        "collectives inside units are in no ledger", CALLS,
+        "        yield from tensor.calls(plan, action)\n", "        yield from ()\n",
+        TP, ledger=True,
+    ),
+    Fault(
+        "backwards are in no ledger", CALLS,
+        "    if action.op in COMPUTE:\n", '    if action.op in COMPUTE and action.op.value != "backward":\n',
+        TP, ledger=True,
     ),
 ]  # fmt: skip

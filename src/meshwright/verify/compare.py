@@ -155,7 +155,7 @@ class _Judge:
         rank, _ = max(differing, key=lambda each: each[1].difference)
         ordered = sorted(differing, key=lambda each: each[0] != rank)
         pieces = [Differing(r, f.rectangle, f.traits) for r, f in ordered if f.traits is not None]
-        likely = likely_cause(self.plan, quantity.kind, size, pieces)
+        likely = likely_cause(self.plan, quantity.kind, size, pieces, self.band.of(quantity.kind))
         return Verdict(quantity.name, _WHAT[quantity.kind], size, rank, likely)
 
     def _uncovered(self, quantity: Quantity, found: list[tuple[int, Finding]]) -> Verdict | None:
@@ -203,7 +203,7 @@ class _Judge:
         for report in self.reports:
             size = relative(report.evaluation, self.reference.evaluation)
             if size > self.band.loss:
-                likely = self._likely_number(report.evaluation, self.reference.evaluation)
+                likely = self._likely_number(report.evaluation, self.reference.evaluation, self.band.loss)
                 return Verdict("evaluation loss", "of step 0", size, report.rank, likely)
         return None
 
@@ -225,14 +225,14 @@ class _Judge:
             actual: float = getattr(report, attribute)[step]
             size = relative(actual, expected)
             if size > allowed:
-                likely = self._likely_number(actual, expected)
+                likely = self._likely_number(actual, expected, allowed)
                 return Verdict(name, f"of step {step}", size, report.rank, likely)
         return None
 
-    def _likely_number(self, actual: float, expected: float) -> Likely:
+    def _likely_number(self, actual: float, expected: float, allowed: float) -> Likely:
         if not math.isfinite(actual):
             return Likely(Cause.NONFINITE, f"it is {actual}")
-        return likely_factor(self.plan, actual / expected if expected else math.inf)
+        return likely_factor(self.plan, actual / expected if expected else math.inf, max(allowed, 1e-7))
 
     def evaluation_figure(self) -> float:
         return max(relative(report.evaluation, self.reference.evaluation) for report in self.reports)

@@ -17,7 +17,7 @@ from meshwright.verify.traits import Traits
 
 __all__ = ["Cause", "Differing", "Likely", "likely_cause", "likely_factor"]
 
-_EXACT = 1e-7  # a factor or a sum that is really one is met far better than this
+_EXACT = 1e-7  # in float64 a factor or a sum that is really one is met far better than this
 
 
 class Cause(StrEnum):
@@ -53,14 +53,18 @@ class Differing:
     traits: Traits
 
 
-def likely_cause(plan: Plan, kind: Kind, figure: float, pieces: Sequence[Differing]) -> Likely:
-    """The first of these that fits: what is certain from the values before what is merely usual."""
+def likely_cause(plan: Plan, kind: Kind, figure: float, pieces: Sequence[Differing], rounding: float = 0.0) -> Likely:
+    """The first of these that fits: what is certain from the values before what is merely usual.
+
+    `rounding`: the relative difference that the precision of the run explains.
+    """
+    exact = max(_EXACT, rounding)
     one = pieces[0].traits
     if one.nonfinite:
         return Likely(Cause.NONFINITE, f"{one.nonfinite} elements are not finite")
     if all(piece.traits.all_zero for piece in pieces):
         return Likely(Cause.UNWRITTEN, "all zeros: never written, or never summed")
-    for found in (_factor(plan, pieces), _missing_sum(plan, pieces), _rows(kind, one)):
+    for found in (_factor(plan, pieces, exact), _missing_sum(plan, pieces, exact), _rows(kind, one)):
         if found is not None:
             return found
     if figure < 1e-4:
@@ -69,24 +73,24 @@ def likely_cause(plan: Plan, kind: Kind, figure: float, pieces: Sequence[Differi
     return _partial(plan, kind, one)
 
 
-def likely_factor(plan: Plan, ratio: float) -> Likely:
+def likely_factor(plan: Plan, ratio: float, exact: float = _EXACT) -> Likely:
     """What a number that is `ratio` times too large was multiplied by."""
     for name, value in _degrees(plan):
         inverse = f"1/({name})" if " " in name else f"1/{name}"
         for text, factor in ((name, value), (inverse, 1 / value)):
-            if abs(ratio / factor - 1) < _EXACT:
+            if abs(ratio / factor - 1) < exact:
                 return Likely(Cause.FACTOR, f"a factor of {ratio:.6g}, which is {text}")
     return Likely(Cause.FACTOR, f"a factor of {ratio:.6g}")
 
 
-def _factor(plan: Plan, pieces: Sequence[Differing]) -> Likely | None:
+def _factor(plan: Plan, pieces: Sequence[Differing], exact: float) -> Likely | None:
     """Every piece is the same multiple of the reference's."""
     ratios = [piece.traits.ratio for piece in pieces]
     ratio = ratios[0]
-    multiples = all(piece.traits.residual < _EXACT for piece in pieces)
-    if not multiples or not ratio or any(abs(other / ratio - 1) > _EXACT for other in ratios):
+    multiples = all(piece.traits.residual < exact for piece in pieces)
+    if not multiples or not ratio or any(abs(other / ratio - 1) > exact for other in ratios):
         return None
-    return None if abs(ratio - 1) < _EXACT else likely_factor(plan, ratio)
+    return None if abs(ratio - 1) < exact else likely_factor(plan, ratio, exact)
 
 
 def _degrees(plan: Plan) -> Iterator[tuple[str, int]]:
@@ -103,7 +107,7 @@ def _degrees(plan: Plan) -> Iterator[tuple[str, int]]:
         yield "sequences of a micro-batch", plan.batch.micro
 
 
-def _missing_sum(plan: Plan, pieces: Sequence[Differing]) -> Likely | None:
+def _missing_sum(plan: Plan, pieces: Sequence[Differing], exact: float) -> Likely | None:
     """Copies differ, and over some group they add up to the reference: <Σ a_r, b> = <b, b>."""
     by_rank: Mapping[tuple[int, Rectangle], float] = {(p.rank, p.rectangle): p.traits.ratio for p in pieces}
     tried: set[tuple[int, ...]] = set()
@@ -113,7 +117,7 @@ def _missing_sum(plan: Plan, pieces: Sequence[Differing]) -> Likely | None:
             continue
         tried.add(ranks)
         ratios = [by_rank.get((rank, pieces[0].rectangle), math.nan) for rank in ranks]
-        if len(set(ratios)) > 1 and abs(sum(ratios) - 1) < _EXACT:
+        if len(set(ratios)) > 1 and abs(sum(ratios) - 1) < exact:
             return Likely(Cause.MISSING_SUM, f"each rank holds its own part: no sum over {_axes(plan, group)}")
     return None
 

@@ -43,6 +43,16 @@ def test_a_factor_is_named_by_the_degrees_that_make_it(factor: float, name: str)
     assert likely.text.endswith(f"which is {name}")
 
 
+def test_what_the_precision_explains_hides_no_factor() -> None:
+    b = reference(6, 5)
+    for factor in (1 / 3, 2.0):
+        box = full((6, 5))
+        rounded = [(b * factor * (1 + 1e-6 * reference(6, 5, seed=rank + 1))) for rank in range(6)]
+        pieces = [Differing(r, box, traits_of(a, b, box.start, ALLOWED, lambda dim: b)) for r, a in enumerate(rounded)]
+        assert likely_cause(PLAN, Kind.GRADIENT, 0.5, pieces, rounding=1e-5).cause is Cause.FACTOR
+        assert likely_cause(PLAN, Kind.GRADIENT, 0.5, pieces).cause is not Cause.FACTOR
+
+
 def test_a_factor_that_is_no_degree_is_told_as_a_number() -> None:
     b = reference(6, 5)
     assert told(b * 0.7, b) == Likely(Cause.FACTOR, "a factor of 0.7")
