@@ -52,10 +52,18 @@ from meshwright.plan.rules import canonical
 def ours(tp: int, sequence: bool, dp: int = 1, zero: int = 0) -> Callable[[], Step]:
     plan = canonical(
         plans.Plan(
-            name="benchmark", seed=0, arch=ARCH, start=plans.Start(), data=plans.Data(sequence_length=LENGTH),
-            batch=plans.Batch(SEQUENCES, SEQUENCES // dp), optimizer=OPTIMIZER, precision=plans.Precision(),
-            degrees=Degrees(dp=dp, tp=tp), sharding=plans.Sharding(zero),
-            pipeline=plans.Pipeline(stages=(ARCH.layers,)), context=plans.ContextSplit(),
+            name="benchmark",
+            seed=0,
+            arch=ARCH,
+            start=plans.Start(),
+            data=plans.Data(sequence_length=LENGTH),
+            batch=plans.Batch(SEQUENCES, SEQUENCES // dp),
+            optimizer=OPTIMIZER,
+            precision=plans.Precision(),
+            degrees=Degrees(dp=dp, tp=tp),
+            sharding=plans.Sharding(zero),
+            pipeline=plans.Pipeline(stages=(ARCH.layers,)),
+            context=plans.ContextSplit(),
             execution=plans.Execution(sequence=sequence),
         )
     )

@@ -63,9 +63,7 @@ class TensorAxis:
 
     def look_up(self, tokens_BS: Tensor, rows: Rows, weight: Tensor, positions: Tensor | None) -> Tensor:
         """`model.decoder.Lookup`, vocabulary-parallel."""
-        return vocabulary_look_up(
-            tokens_BS, rows.positions, weight, positions, self.held, self.group, self.sequence
-        )
+        return vocabulary_look_up(tokens_BS, rows.positions, weight, positions, self.held, self.group, self.sequence)
 
     def loss(self, x_ND: Tensor, weight: Tensor, labels_BS: Tensor, count: Tensor) -> Tensor:
         """`model.decoder.Criterion`, vocabulary-parallel."""

@@ -78,9 +78,7 @@ class _Column(torch.autograd.Function):
 
 class _Row(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, group: str, sequence: bool, products: WeightProducts
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, group: str, sequence: bool, products: WeightProducts) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.group, ctx.sequence, ctx.products, ctx.place = group, sequence, products, products.place(weight)
         return row_forward(x, weight, group, sequence)

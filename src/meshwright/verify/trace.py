@@ -1,9 +1,9 @@
 """What the reference recorded, on disk: every rank reads the rectangles it holds and nothing else.
 
-    activation/<unit>          (G, S, D) what leaves the unit in step 0; G sequences in order of sample
-    gradient/<tensor>          of the summed loss of step 0, before clipping
-    weight.<k>/<tensor>        after k optimizer steps; 0: start values
-    figures.json               loss, norm and count of each step, evaluation loss, largest magnitudes
+activation/<unit>          (G, S, D) what leaves the unit in step 0; G sequences in order of sample
+gradient/<tensor>          of the summed loss of step 0, before clipping
+weight.<k>/<tensor>        after k optimizer steps; 0: start values
+figures.json               loss, norm and count of each step, evaluation loss, largest magnitudes
 """
 
 from __future__ import annotations

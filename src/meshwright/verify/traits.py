@@ -1,6 +1,6 @@
 """How a piece differs from the reference's: numbers that a cause leaves behind, taken where the piece lies.
 
-    a   the piece as this rank holds it        b   the same rectangle of the reference
+a   the piece as this rank holds it        b   the same rectangle of the reference
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
     return float(torch.nan_to_num(difference, nan=float("inf"), posinf=float("inf")).max())
 
 
-def traits_of(
-    a: Tensor, b: Tensor, start: tuple[int, ...], allowed: float, along: Callable[[int], Tensor]
-) -> Traits:
+def traits_of(a: Tensor, b: Tensor, start: tuple[int, ...], allowed: float, along: Callable[[int], Tensor]) -> Traits:
     """Describe how a (any shape) differs from b by more than `allowed` an element.
 
     `start` is the corner of both in the whole tensor; along(dim) gives the reference's box extended to all of `dim`.

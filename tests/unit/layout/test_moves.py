@@ -34,9 +34,7 @@ def carry_out(listed: tuple[Move, ...], source: Held, target: dict[Any, list[Pie
     }
     written: Counter = Counter()
     for move in listed:
-        piece, values = next(
-            held for held in source[move.source] if covers(held[0], move.tensor, move.rectangle)
-        )
+        piece, values = next(held for held in source[move.source] if covers(held[0], move.tensor, move.rectangle))
         part = values[window(move.rectangle.within(piece.rectangle))]
         piece, values = next(held for held in out[move.target] if covers(held[0], move.tensor, move.rectangle))
         values[window(move.rectangle.within(piece.rectangle))] = part
@@ -60,11 +58,7 @@ def tilings(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Rectangle]:
     if draw(st.booleans()) and shape and 0 not in shape:
         size = int(np.prod(shape))
         bounds = sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=5))})
-        return [
-            part
-            for low, high in pairwise(bounds)
-            for part, _ in flat_rectangles(shape, low, high)
-        ]
+        return [part for low, high in pairwise(bounds) for part, _ in flat_rectangles(shape, low, high)]
     tiles = [full(shape)]
     for _ in range(draw(st.integers(0, 5)) if shape else 0):
         tile = tiles.pop(draw(st.integers(0, len(tiles) - 1)))

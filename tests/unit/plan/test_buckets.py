@@ -63,9 +63,7 @@ def test_the_buckets_of_a_tiny_model() -> None:
 @pytest.mark.parametrize("pp", [1, 2, 3])
 def test_a_tied_tensor_has_a_bucket_of_its_own_padded_alike(pp: int) -> None:
     plan = make_plan(layers=3, pp=pp, dp=2, zero=1, arch={"tie_embeddings": True})
-    first, last = (
-        next(bucket for bucket in stage_buckets(plan, stage) if bucket.tied) for stage in (0, pp - 1)
-    )
+    first, last = (next(bucket for bucket in stage_buckets(plan, stage) if bucket.tied) for stage in (0, pp - 1))
     assert [segment.name for segment in first.segments] == ["embedding.weight"]
     assert first.numel == last.numel
     if pp == 1:

@@ -63,15 +63,18 @@ def test_data_parallel_sums_in_the_last_micro_batch() -> None:
 
 
 def test_stage_1_publishes() -> None:
-    assert drawn(make_plan(dp=2, zero=1)).endswith(lines("""
+    assert drawn(make_plan(dp=2, zero=1)).endswith(
+        lines("""
         norm (norm) update0 publish0 update1 publish1 update2 publish2 update3 publish3
         (publish0) (publish1) (publish2) (publish3)
-    """))
+    """)
+    )
 
 
 def test_stage_2_ends_each_sum_before_the_next() -> None:
     """... and the sum of the embedding before the next micro-batch's first."""
-    assert drawn(make_plan(accumulation=2, dp=2, zero=2)).startswith(lines("""
+    assert drawn(make_plan(accumulation=2, dp=2, zero=2)).startswith(
+        lines("""
         count (count)
         F0.emb F0.1 F0.2 F0.head
         B0.head sum3.dense B0.2 (sum3.dense) sum2.dense B0.1 (sum2.dense) sum1.dense B0.emb (sum1.dense) sum0.dense
@@ -79,11 +82,13 @@ def test_stage_2_ends_each_sum_before_the_next() -> None:
         B1.head (sum0.dense) sum3.dense B1.2 (sum3.dense) sum2.dense B1.1 (sum2.dense) sum1.dense B1.emb (sum1.dense)
         sum0.dense loss.tokens (loss.tokens) (sum0.dense) norm (norm)
         update0 publish0 update1 publish1
-    """))
+    """)
+    )
 
 
 def test_stage_3_gathers_ahead_and_releases_behind() -> None:
-    assert drawn(make_plan(dp=2, zero=3)).startswith(lines("""
+    assert drawn(make_plan(dp=2, zero=3)).startswith(
+        lines("""
         count (count)
         gather0 (gather0) gather1 F0.emb release0
         (gather1) gather2 F0.1 release1
@@ -93,7 +98,8 @@ def test_stage_3_gathers_ahead_and_releases_behind() -> None:
         (gather2) gather1 B0.2 release2 (sum3.dense) sum2.dense
         (gather1) B0.1 release1 (sum2.dense) sum1.dense
         B0.emb (sum1.dense) sum0.dense
-    """))
+    """)
+    )
 
 
 def test_two_stages_one_forward_one_backward() -> None:

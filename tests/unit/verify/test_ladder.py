@@ -54,9 +54,7 @@ def test_what_decides_nothing_alone_is_no_rung() -> None:
 
 
 @settings(deadline=None)
-@given(
-    st.integers(1, 3), st.integers(1, 2), st.integers(0, 3), st.integers(1, 2), st.integers(1, 3), st.booleans()
-)
+@given(st.integers(1, 3), st.integers(1, 2), st.integers(0, 3), st.integers(1, 2), st.integers(1, 3), st.booleans())
 def test_every_rung_is_legal_and_equal_plans_appear_once(
     dp: int, pp: int, zero: int, micro: int, accumulation: int, recompute: bool
 ) -> None:

@@ -1,6 +1,6 @@
 """What to say when a run stands still: who waits, for what, and who has not come.
 
-    rank 5 waits in action 317, sum of bucket 12, layers 20-21; rank 1 is at 309, forward of micro-batch 6, layer 20
+rank 5 waits in action 317, sum of bucket 12, layers 20-21; rank 1 is at 309, forward of micro-batch 6, layer 20
 """
 
 from __future__ import annotations

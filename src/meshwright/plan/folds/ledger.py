@@ -33,9 +33,7 @@ class Row:
     wire_bytes: int
 
 
-def ledger(
-    plan: Plan, rank: int, kind: Kind = Kind.TRAIN, transport: Transport = Transport.DIRECT
-) -> tuple[Row, ...]:
+def ledger(plan: Plan, rank: int, kind: Kind = Kind.TRAIN, transport: Transport = Transport.DIRECT) -> tuple[Row, ...]:
     """What `rank` sends in one step, without evaluation, checkpoint or first-step checks."""
     steps = program(plan, rank, kind)
     return tally((each for action in steps.actions for each in transfers(plan, steps, action)), transport)

@@ -1,9 +1,9 @@
 """A program told in English: one line an action, and what a rank is in the mesh.
 
-    rank 0 of 4: stage 0 of 2 (embedding, layer 0), 1 micro-batch of 1 sequence
-      dense    ranks 0, 1     ...
-         12  forward of micro-batch 0, layer 0
-         13  send of the activation of micro-batch 0 to stage 1 (8192 bytes to rank 2)
+rank 0 of 4: stage 0 of 2 (embedding, layer 0), 1 micro-batch of 1 sequence
+  dense    ranks 0, 1     ...
+     12  forward of micro-batch 0, layer 0
+     13  send of the activation of micro-batch 0 to stage 1 (8192 bytes to rank 2)
 """
 
 from __future__ import annotations

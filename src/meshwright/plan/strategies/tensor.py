@@ -55,9 +55,7 @@ def cuts(degrees: Degrees, arch: Arch, tensor: Tensor) -> tuple[Cut, ...]:
     """How the tensor axis cuts a logical tensor."""
     if degrees.tp == 1:
         return ()
-    factors = {axis: whole(degrees, Axis.TP) for axis in _CUT_BY_ALL} | {
-        LogicalAxis.KV_HEADS: kv_factor(degrees, arch)
-    }
+    factors = {axis: whole(degrees, Axis.TP) for axis in _CUT_BY_ALL} | {LogicalAxis.KV_HEADS: kv_factor(degrees, arch)}
     return tuple(Cut(dim, factors[axis]) for dim, axis in enumerate(tensor.axes) if axis in factors)
 
 
