@@ -75,5 +75,5 @@ def test_a_folder_that_cannot_be_searched_is_refused(tmp_path: Path, monkeypatch
         raise PermissionError(13, "Permission denied", str(tmp_path / "closed"))
 
     monkeypatch.setattr(Path, "rglob", denied)
-    with pytest.raises(RequestError, match="cannot be searched: .*closed: Permission denied"):
+    with pytest.raises(RequestError, match=r"cannot be searched: .*closed: Permission denied"):
         locate(str(tmp_path))
