@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -58,7 +60,7 @@ def test_shards_are_equal_runs_of_whole_alignments(dp: int) -> None:
     bounds = [(store.first, store.last) for store in stores]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == stores[0].bucket.numel
-    assert all(one[1] == other[0] for one, other in zip(bounds, bounds[1:], strict=False))
+    assert all(one[1] == other[0] for one, other in pairwise(bounds))
     assert {(last - first) % ALIGN for first, last in bounds} == {0}
     assert len({last - first for first, last in bounds}) == 1
 
