@@ -1,6 +1,7 @@
 """Every private name of torch that the project uses: torch has no public way to these.
 
     FakeTensorMode       tensors of shapes alone, for dry runs
+    FakeTensor           such a tensor: one thread at a time may work in its mode
     TorchDispatchMode    sees every operation
     tree_leaves          tensors inside whatever a module returns
     group_timeout        how long a process group waits for a rank
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._library.custom_ops import OPDEFS
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves

@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from meshwright.comm.torch_private import FakeTensor
 from meshwright.config.choices import Offload
 from meshwright.optim.update import Run
 from meshwright.parallel.allocator import Allocator
@@ -178,7 +179,12 @@ class _Mover:
         return self._submit(pairs)
 
     def _submit(self, copies: list[tuple[Tensor, Tensor]]) -> Future[None]:
-        """(into, from) each."""
+        """(into, from) each. Fake tensors are copied here and now: their mode is not made for two threads."""
+        if any(isinstance(tensor, FakeTensor) for pair in copies for tensor in pair):
+            self._move(copies, None)
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
         ready = torch.cuda.current_stream(self._device).record_event() if self._stream is not None else None
         return self._worker.submit(self._move, copies, ready)
 
