@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from meshwright.comm.mesh import Mesh
 from meshwright.config.choices import Dtype, Recompute
+from meshwright.parallel.direct import apply_direct
 from meshwright.parallel.engine import Engine
 from meshwright.parallel.split import WeightProducts
 from meshwright.plan.action import Action, Op
@@ -124,4 +125,4 @@ def test_a_schedule_that_forgets_something_is_refused() -> None:
 def test_linears_are_replaced_once() -> None:
     engine = Engine(plan_of(), Mesh())
     with pytest.raises(ValueError, match="replaced already"):
-        WeightProducts(engine.stores).apply([engine.model.layers[0]])
+        apply_direct([engine.model.layers[0]], WeightProducts(engine.stores))
