@@ -23,7 +23,7 @@ def _allowed() -> dict[str, set[str]]:
     below = plain | set(_TORCH_BASE)
     for name in _TORCH_TOWER:
         if name == _PRICE_FROM:
-            below = below | {"price", *_LEAVES}
+            below = below | {"price", "report", *_LEAVES}
         table[name] = set(below)
         below = below | {name}
     for name in _LEAVES:

@@ -2,7 +2,7 @@
 
     runs/<name>/  run.toml       the resolved run             metrics.jsonl   a line a step, and one an evaluation
                   plan.json      the plan, both hashes        data.jsonl      the samples of each step
-                  ledger.json    predicted and measured
+                  ledger.json    predicted and measured       report.html     all of it as one page
 
                   checkpoints/   see `checkpoint.folder`      latest          names the newest of them
 
@@ -26,9 +26,10 @@ from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
 from meshwright.train.job import Job
 
-__all__ = ["FolderState", "Journal", "folder_state", "is_new", "plan_json", "write_json"]
+__all__ = ["REPORT", "FolderState", "Journal", "folder_state", "is_new", "plan_json", "write_json"]
 
 PLAN, RUN, METRICS, DATA, LEDGER = "plan.json", "run.toml", "metrics.jsonl", "data.jsonl", "ledger.json"
+REPORT = "report.html"
 
 
 class FolderState(IntEnum):

@@ -31,13 +31,14 @@ from meshwright.launch.status import RankStatus
 from meshwright.observe.progress import Progress
 from meshwright.parallel.engine import Engine, StepResult
 from meshwright.plan.learning_rate import learning_rate
+from meshwright.report.run_page import run_page
 from meshwright.train import story
 from meshwright.train.account import Account, LedgerError, ledger_json, take_account
 from meshwright.train.checks import check_batches, check_same_run
 from meshwright.train.evaluate import evaluate
 from meshwright.train.feed import Feed, rank_feed
 from meshwright.train.figures import Meter, peak_bytes
-from meshwright.train.folder import LEDGER, Journal, write_json
+from meshwright.train.folder import LEDGER, REPORT, Journal, write_json
 from meshwright.train.job import Job
 from meshwright.train.nonfinite import NonfiniteError, blame
 from meshwright.train.outcome import Outcome
@@ -228,6 +229,7 @@ class _Loop:
             spent = story.spent(self._engine, self._watch)
             where_priced = story.priced_on(self._engine)
             self._progress.say(*story.closing(self._job, self._account, self._outcome, figures, where_priced, spent))
+            (self._job.folder / REPORT).write_text(run_page(self._job.folder))
         self._sample()
         return self._outcome
 
