@@ -22,7 +22,7 @@ from meshwright.train.job import Job
 from meshwright.train.loop import train_joined
 from tests.ranks.train.jobs import tiny_job
 
-WARM, STEPS, MANY_STEPS = 100, 300, 2000
+WARM, STEPS, MANY_STEPS = 200, 300, 2000  # by then every arena of the allocator has been touched
 MOST_BYTES = 1 << 20  # a hundred steps
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "dp 2": {"mesh": {"dp": 2}},

@@ -178,11 +178,11 @@ def other_seed(rank: int) -> Any:
 def drifting_copy(rank: int) -> Any:
     """Rank 1 alone ends an update one bit off."""
 
-    def publish(original: Any, self: Store) -> None:
+    def publish(original: Any, self: Store, *runs: Any) -> None:
         if rank == 1 and self.bucket.units == (2,) and self.runs and float(self.runs[0].step) > 0:
             first = self.master[:1]
             first.copy_(torch.nextafter(first, first + 1))
-        original(self)
+        original(self, *runs)
 
     return _method(Store, "publish_own", publish)
 
