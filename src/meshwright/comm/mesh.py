@@ -70,6 +70,14 @@ class Mesh:
         copies = kv_copies(plan.degrees, plan.arch)
         return cls(**ways, order=plan.degrees.order, shard_within=plan.sharding.within, kv_copies=copies)
 
+    def check_runs(self, plan: Plan) -> None:
+        """Raises ValueError where this is not the mesh of `plan`."""
+        wanted = Mesh.of(plan)
+        for what in ("degrees", "shard_within", "kv_copies"):
+            mine, its = getattr(self, what), getattr(wanted, what)
+            if mine != its:
+                raise ValueError(f"the plan's mesh has {what} {its}, this one {mine}: take Mesh.of(plan)")
+
     @property
     def coordinates(self) -> Coordinates:
         return self.degrees.coordinates(self.rank)

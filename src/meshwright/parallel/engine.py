@@ -21,7 +21,7 @@ from meshwright.comm.registry import registered
 from meshwright.config.choices import Recompute
 from meshwright.data.batch import Batch
 from meshwright.layout.groups import GroupName
-from meshwright.model.decoder import build_decoder
+from meshwright.model.decoder import Decoder, build_decoder
 from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.compile import compile_units
 from meshwright.parallel.direct import apply_direct
@@ -70,7 +70,8 @@ class Evaluation:
 class Engine:
     """One rank of a run: `mesh` has been started; all ranks call the same methods in the same order.
 
-    `schedule` replaces the pipeline schedule that the plan names, on all ranks. Without `start_values` parameters are
+    `model`, a decoder of the plan's architecture, is taken over in place; its values are not read. `schedule` replaces
+    the pipeline schedule that the plan names, on all ranks. Without `start_values` parameters are
     left as they are allocated, for whoever fills them. `read` brings the few numbers that decide a step to the host.
     """
 
@@ -80,18 +81,19 @@ class Engine:
         mesh: Mesh,
         device: torch.device | str = "cpu",
         *,
+        model: Decoder | None = None,
         schedule: ScheduleFunction | None = None,
         start_values: bool = True,
         read: Callable[[Tensor], list[float]] = Tensor.tolist,
     ) -> None:
-        if plan.degrees != mesh.degrees:
-            raise ValueError(f"the plan is for {plan.degrees}, the mesh is {mesh.degrees}")
+        mesh.check_runs(plan)
         check_supported(plan)
         self.plan, self.mesh = plan, mesh
         self.allocator = Allocator(torch.device(device))
         training = program(plan, mesh.rank, Kind.TRAIN, schedule)
         self.stores = [Store(plan, bucket, mesh.coordinates, self.allocator) for bucket in training.buckets]
-        self.model = build_decoder(plan.arch, dtype=TORCH_DTYPES[plan.precision.compute], device="meta")
+        dtype = TORCH_DTYPES[plan.precision.compute]
+        self.model = build_decoder(plan.arch, dtype=dtype, device="meta") if model is None else model
         here = stage_units(plan, training.stage)
         units = {unit: self.model.units[unit] for unit in here}
         self._products = WeightProducts(self.stores)

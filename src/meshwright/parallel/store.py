@@ -19,9 +19,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from meshwright.arch.tensors import Tensor as LogicalTensor
 from meshwright.layout.axes import Coordinates
 from meshwright.layout.groups import REPLICA_AXES, GroupName, groups
-from meshwright.layout.rectangles import flat_rectangles
+from meshwright.layout.rectangles import Rectangle, flat_rectangles
 from meshwright.model.counter import fill
 from meshwright.optim.update import STATE_NAMES, Run
 from meshwright.parallel.allocator import Allocator
@@ -30,6 +31,9 @@ from meshwright.parallel.offload import Homes, Visitor
 from meshwright.plan.buckets import Bucket, Segment, is_hybrid, sharding_group
 from meshwright.plan.category import Category
 from meshwright.plan.plan import Plan
+
+Values = Callable[[Tensor, LogicalTensor, Rectangle], None]
+"""Writes what a logical tensor has inside a rectangle into `out` (numel,), of any dtype."""
 
 
 class Store:
@@ -68,12 +72,17 @@ class Store:
     @torch.no_grad()
     def initialise(self) -> None:
         """Counter-based start values, rounded once to float32 before any cast: every rank computes what it holds."""
+        self.fill(self._start_values)
+
+    @torch.no_grad()
+    def fill(self, values: Values) -> None:
+        """Write `values` wherever parameters are kept: each cast once, from what `values` writes."""
         if self.shard is None:
-            self._fill(self.whole, 0, self.bucket.numel)
+            self._fill(self.whole, 0, self.bucket.numel, values)
         if self._has_copy:
-            self._fill(self.master, self.first, self.last)
+            self._fill(self.master, self.first, self.last, values)
         if self.shard is not None:
-            self._fill(self.shard, self.first, self.last)
+            self._fill(self.shard, self.first, self.last, values)
 
     @torch.no_grad()
     def publish_own(self, runs: Sequence[Run] | None = None) -> None:
@@ -223,8 +232,11 @@ class Store:
             end = segment.stop
         self.gradient[end:].zero_()
 
-    def _fill(self, flat: Tensor, first: int, last: int) -> None:
-        """Start values of the elements [first, last) of the bucket into `flat` (last - first,)."""
+    def _start_values(self, out: Tensor, tensor: LogicalTensor, box: Rectangle) -> None:
+        fill(out, tensor.name, self.plan.seed, tensor.shape, box.start, box.extent, tensor.init)
+
+    def _fill(self, flat: Tensor, first: int, last: int, values: Values) -> None:
+        """`values` of the elements [first, last) of the bucket into `flat` (last - first,)."""
         for segment in self.bucket.segments:
             tensor, box = segment.owner.tensor, segment.owner.rectangle(self.plan.degrees, self._at)
             # Only dim 0 is cut unevenly, so what the tensor fills of a segment comes first and padding after it.
@@ -232,8 +244,7 @@ class Store:
             for piece, offset in flat_rectangles(box.extent, low - segment.offset, high - segment.offset):
                 start = segment.offset + offset - first
                 corner = tuple(a + b for a, b in zip(piece.start, box.start, strict=True))
-                out = flat[start : start + piece.numel]
-                fill(out, tensor.name, self.plan.seed, tensor.shape, corner, piece.extent, tensor.init)
+                values(flat[start : start + piece.numel], tensor, Rectangle(corner, piece.extent))
 
     @property
     def _has_copy(self) -> bool:
