@@ -5,7 +5,10 @@ whole      all parameters of the bucket, one after the other; the module's param
 own        this rank's part: an equal run of elements for each rank, the last ones padding
 pieces     own elements, tensor by tensor: what an optimizer is given
 gradient   flat like `whole`, from the first backward until it is reduced
-reduced    own elements of the mean over ranks
+reduced    own elements of the sum over the ranks that share a bucket; of all ranks once `meet` was waited for
+
+    hybrid, groups of 2 of 4 ranks          rank     0     1     2     3
+                                            owns     a     b     a     b        shard: 0 1, 2 3     copies: 0 2, 1 3
 """
 
 from __future__ import annotations
@@ -38,23 +41,40 @@ class Slot:
         return self.offset + math.prod(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Who else trains the same parameters; None: nobody.
+
+    `every` rank there is, those that `shard` a bucket among them, those that own a copy of the same part.
+    """
+
+    every: Communicator | None = None
+    shard: Communicator | None = None
+    copies: Communicator | None = None
+
+    @property
+    def is_first_copy(self) -> bool:
+        return self.copies is None or self.copies.place == 0
+
+
 class FlatBucket:
-    """Parameters of one dtype and trainability over the ranks of `over` (None: this rank alone).
+    """Parameters of one dtype and trainability over `replicas`.
 
     Values are rank 0's. The parameters given become views of flat memory and keep their identity.
     """
 
     def __init__(
-        self, named: list[tuple[str, nn.Parameter]], stage: int, over: Communicator | None, allocator: Allocator
+        self, named: list[tuple[str, nn.Parameter]], stage: int, replicas: Replicas, allocator: Allocator
     ) -> None:
-        self._over, self._allocator, self._sharded = over, allocator, stage == 3
+        self._replicas, self._over, self._allocator, self._sharded = replicas, replicas.shard, allocator, stage == 3
         self.stage, self.trainable = stage, named[0][1].requires_grad
-        ways, place = (over.size, over.place) if over is not None else (1, 0)
+        ways, place = (self._over.size, self._over.place) if self._over is not None else (1, 0)
         self.slots, end = self._lay_out(named)
         self.numel = ceil_to(end, ALIGN * ways)
         share = self.numel // ways
-        self.counted = place * share, (place + 1) * share
-        self.first, self.last = self.counted if stage else (0, self.numel)
+        mine = place * share, (place + 1) * share
+        self.first, self.last = mine if stage else (0, self.numel)
+        self._counted = mine if replicas.is_first_copy else (self.first, self.first)
         self.whole = allocator.zeros(self.numel, named[0][1].dtype, Category.PARAMETERS)
         self._adopt()
         self._kept = self.whole[self.first : self.last]
@@ -63,6 +83,7 @@ class FlatBucket:
             self._kept = kept.copy_(self._kept)
             allocator.release(self.whole, Category.PARAMETERS)
         self.gathered = not self._sharded
+        self._coming: Handle | None = None
         self.gradient: Tensor | None = None
         self.reduced: Tensor | None = None
         self.pieces = self._cut()
@@ -77,11 +98,12 @@ class FlatBucket:
 
     @torch.no_grad()
     def _adopt(self) -> None:
-        if self._over is None or self._over.place == 0:
+        every = self._replicas.every
+        if every is None or every.place == 0:
             for slot in self.slots:
                 self._view(self.whole, slot).copy_(slot.parameter)
-        if self._over is not None:
-            all_reduce(self._over, self.whole, Phase.UPDATE).wait()  # the others hold zeros
+        if every is not None:
+            all_reduce(every, self.whole, Phase.UPDATE).wait()  # the others hold zeros
         for slot in self.slots:
             slot.parameter.data = self._view(self.whole, slot).data
 
@@ -97,16 +119,25 @@ class FlatBucket:
     # ------------------------------------------------------------------ parameters
 
     @torch.no_grad()
-    def gather(self) -> None:
-        """Make the parameters whole; collective at stage 3, nothing elsewhere."""
-        if self.gathered:
+    def begin_gather(self, phase: Phase) -> None:
+        """Launch what makes the parameters whole, to be ended by `gather`; nothing where they are, or are coming."""
+        if self.gathered or self._coming is not None:
             return
         self._allocator.regrow(self.whole, Category.PARAMETERS)
         self.whole[self.first : self.last].copy_(self._kept)
-        self._share()
-        self.gathered = True
+        self._coming = self._share(phase)
+
+    def gather(self, phase: Phase) -> None:
+        """Make the parameters whole; collective at stage 3, nothing elsewhere."""
+        self.begin_gather(phase)
+        if self._coming is not None:
+            self._coming.wait()
+            self._coming, self.gathered = None, True
 
     def release(self) -> None:
+        if self._coming is not None:
+            self._coming.wait()
+            self._coming, self.gathered = None, True
         if self._sharded and self.gathered:
             self._allocator.release(self.whole, Category.PARAMETERS)
             self.gathered = False
@@ -114,11 +145,10 @@ class FlatBucket:
     def publish(self) -> None:
         """After an update: what others own of the whole parameters (stages 1, 2)."""
         if self.stage in (1, 2) and self.trainable:
-            self._share()
+            self._share(Phase.UPDATE).wait()
 
-    def _share(self) -> None:
-        if self._over is not None:
-            all_gather(self._over, self.whole, Phase.UPDATE).wait()
+    def _share(self, phase: Phase) -> Handle:
+        return Handle() if self._over is None else all_gather(self._over, self.whole, phase)
 
     # ------------------------------------------------------------------ gradients
 
@@ -156,10 +186,17 @@ class FlatBucket:
         self._allocator.release(gradient, Category.GRADIENTS)
         self.gradient = None
 
+    @torch.no_grad()
+    def meet(self) -> Handle:
+        """Hybrid: sum the reduced elements over the ranks that own a copy of them, once a step."""
+        assert self.reduced is not None
+        copies = self._replicas.copies
+        return Handle() if copies is None else all_reduce(copies, self.reduced, Phase.REDUCE)
+
     def counted_gradient(self) -> Tensor:
         """The reduced elements that this rank counts in a norm: each is counted once over all ranks."""
         assert self.reduced is not None
-        return self.reduced[self.counted[0] - self.first : self.counted[1] - self.first]
+        return self.reduced[self._counted[0] - self.first : self._counted[1] - self.first]
 
     def attach(self) -> None:
         """Give every piece its gradient, in the piece's dtype."""
