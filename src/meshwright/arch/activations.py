@@ -59,9 +59,9 @@ class Setting:
     """What a micro-batch and its kernels decide, besides the architecture.
 
     `masked`       documents are masked or sequences padded: attention reads a mask of its own for every sequence
-    `fused_norms`  norms are CUDA's kernels: input and float32 statistics are kept. On the CPU RMSNorm is composed of
-                   primitives, which keep a float32 input and the normalised input as well, and the statistics of
-                   LayerNorm have the compute dtype
+    `fused_norms`  norms are CUDA's kernels, or RMSNorm the engine's: input and float32 statistics are kept. The plain
+                   model's RMSNorm is composed of primitives on the CPU, which keep a float32 input and the normalised
+                   input as well, and the statistics of LayerNorm have the compute dtype there
     `selective`    products keep the recipe of their input: norms, the attention core and the activation are made again
     """
 

@@ -27,6 +27,7 @@ from meshwright.parallel.compile import compile_units
 from meshwright.parallel.direct import apply_direct
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.executor import Executor
+from meshwright.parallel.norms import apply_norms
 from meshwright.parallel.recompute import apply_selective
 from meshwright.parallel.split import WeightProducts
 from meshwright.parallel.store import Store
@@ -137,8 +138,10 @@ class Engine:
         return running.program.kind, running.position
 
     def _apply_strategies(self, units: dict[int, nn.Module]) -> None:
-        """Replace forwards: tensor axis, products, recomputation, compilation, in this order."""
+        """Replace forwards: norms, tensor axis, products, recomputation, compilation, in this order."""
         execution = self.plan.execution
+        if not execution.compile:  # a compiler fuses them by itself
+            apply_norms(units.values())
         if self.plan.degrees.tp > 1:
             self._apply_tensor(units)
         elif not execution.compile:

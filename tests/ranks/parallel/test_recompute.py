@@ -102,7 +102,7 @@ def test_selective_keeps_what_the_table_says() -> None:
     for measured in run_cases(kept_bytes, 2, cases):
         for case, found in zip(cases, measured, strict=True):
             selective = case.execution == SELECTIVE
-            setting = Setting(case.plan.batch.micro, LENGTH, selective=selective)
+            setting = Setting(case.plan.batch.micro, LENGTH, fused_norms=True, selective=selective)
             assert found == saved_bytes(case.plan.arch, 1, setting, Dtype.FLOAT64), case.name
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from meshwright.arch.families import FAMILIES
 from meshwright.config.choices import Dtype, Family
 from meshwright.layout.rows import whole_rows
 from meshwright.model import Rows, build_decoder, initialise, rows_to_torch
+from meshwright.model.decoder import Decoder
 
 SETTING = Setting(sequences=3, sequence=32)
 DTYPES = {Dtype.FLOAT64: torch.float64, Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
@@ -51,11 +52,17 @@ def test_a_mask_of_documents_is_kept_for_every_sequence() -> None:
     assert measured == [saved_bytes(ARCHS["llama"], unit, masked, Dtype.FLOAT32) for unit in range(4)]
 
 
-def saved_by_autograd(arch: Arch, compute: Dtype, documents: np.ndarray | None) -> Iterator[int]:
-    """For each unit the bytes of its input and of every storage autograd saved, without parameters and rows."""
+def saved_by_autograd(
+    arch: Arch, compute: Dtype, documents: np.ndarray | None, change: Callable[[Decoder], None] = lambda decoder: None
+) -> Iterator[int]:
+    """For each unit the bytes of its input and of every storage autograd saved, without parameters and rows.
+
+    `change` may replace forwards of the plain model first.
+    """
     dtype = DTYPES[compute]
     decoder = build_decoder(arch, dtype=dtype, device="cpu")
     initialise(decoder, arch, seed=0)
+    change(decoder)
     sample_ids = np.arange(SETTING.sequences)
     rows = rows_to_torch(whole_rows(0, sample_ids, SETTING.sequence, documents), arch, dtype=dtype)
     tokens = torch.randint(0, arch.vocab, (SETTING.sequences, SETTING.sequence))

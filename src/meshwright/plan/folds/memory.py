@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshwright.arch.activations import Setting, saved
-from meshwright.arch.arch import Arch
+from meshwright.arch.arch import Arch, Norm
 from meshwright.arch.passing import Gradients, Moments, backward_passing, forward_passing, split_passing, stash_bytes
 from meshwright.config.choices import Documents, Offload, OptimizerKind, Recompute
 from meshwright.plan.action import COMPUTE, Action, Kind, Op
@@ -93,7 +93,10 @@ def memory(
     transport: Transport = Transport.DIRECT,
     fused_norms: bool = False,
 ) -> Timeline:
-    """What is live on `rank` over one step. `fused_norms`: norms are single kernels, as on CUDA."""
+    """What is live on `rank` over one step. `fused_norms`: norms are single kernels, as on CUDA.
+
+    An eager run keeps no more of an RMSNorm on a CPU either (`parallel/norms.py`).
+    """
     steps = program(plan, rank, kind)
     run = _Run(plan, steps, transport, _Sizes(plan, steps, fused_norms))
     for index, action in enumerate(steps.actions):
@@ -242,7 +245,8 @@ class _Sizes:
         sequence = plan.data.sequence_length // plan.degrees.cp
         masked = plan.data.documents is Documents.MASKED
         selective = plan.execution.recompute is Recompute.SELECTIVE
-        self._setting = Setting(plan.batch.micro, sequence, masked, fused_norms, selective)
+        fused = fused_norms or (plan.arch.norm is Norm.RMS and not plan.execution.compile)
+        self._setting = Setting(plan.batch.micro, sequence, masked, fused, selective)
         self._arch = _narrowed(plan)
         self._in_place = not plan.execution.compile
         self._hidden = border_elements(plan) * self._compute

@@ -72,15 +72,16 @@ def test_activations_are_the_table_of_the_architecture() -> None:
     plan = make_plan(layers=3, micro=2)
     head = next(i for i, a in enumerate(program(plan, 0).actions) if a.op is Op.BACKWARD) - 1
     timeline = memory(plan, 0)
-    table = [saved_bytes(plan.arch, unit, Setting(2, 32), Dtype.FLOAT32) for unit in range(plan.arch.num_units)]
+    setting = Setting(2, 32, fused_norms=True)
+    table = [saved_bytes(plan.arch, unit, setting, Dtype.FLOAT32) for unit in range(plan.arch.num_units)]
     assert live(timeline, head, Category.ACTIVATIONS) + live(timeline, head, Category.LOGITS) == sum(table)
 
 
 def test_recomputation_keeps_inputs_and_one_block() -> None:
     plan = make_plan(layers=6, recompute=Recompute.FULL)
-    block = saved_bytes(plan.arch, 1, Setting(1, 32), Dtype.FLOAT32)
+    block = saved_bytes(plan.arch, 1, Setting(1, 32, fused_norms=True), Dtype.FLOAT32)
     hidden = 32 * 64 * 4
-    head = saved_bytes(plan.arch, plan.arch.head_unit, Setting(1, 32), Dtype.FLOAT32)
+    head = saved_bytes(plan.arch, plan.arch.head_unit, Setting(1, 32, fused_norms=True), Dtype.FLOAT32)
     assert memory(plan, 0).largest[Category.ACTIVATIONS] <= 6 * hidden + max(block, head)
     assert memory(make_plan(layers=6), 0).largest[Category.ACTIVATIONS] > 6 * block
 
@@ -88,7 +89,7 @@ def test_recomputation_keeps_inputs_and_one_block() -> None:
 @pytest.mark.parametrize(("schedule", "flying"), [(Schedule.NAIVE, 1), (Schedule.GPIPE, 8), (Schedule.ONE_F_ONE_B, 4)])
 def test_micro_batches_in_flight_on_the_first_stage(schedule: Schedule, flying: int) -> None:
     plan = make_plan(layers=4, pp=4, accumulation=8, schedule=schedule)
-    block = saved_bytes(plan.arch, 1, Setting(1, 32), Dtype.FLOAT32)
+    block = saved_bytes(plan.arch, 1, Setting(1, 32, fused_norms=True), Dtype.FLOAT32)
     largest = memory(plan, 0).largest[Category.ACTIVATIONS]
     assert flying * block <= largest <= flying * block + 3 * 32 * 64 * 4
 

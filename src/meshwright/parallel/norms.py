@@ -1,0 +1,71 @@
+"""RMSNorm on a CPU: one step of autograd that keeps x and the scale, as CUDA's kernel does.
+
+    r = 1 / sqrt(mean(x^2) + eps)      y = x r w
+
+    dx = r g w - x r^3 mean(g w x)     dw = sum over rows of g x r
+
+torch composes its own of primitives there, which pass over memory several times and keep the normalised input as well.
+Its backward of LayerNorm, given a mean of zero, is the one above less r mean(g w) in every row, so that is added again.
+All of it is computed in float32 at least and rounded once, in the order of `torch.nn.functional.rms_norm`.
+
+N  rows      D  elements of a row      w  (D,) gain
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+__all__ = ["apply_norms"]
+
+
+def apply_norms(units: Iterable[nn.Module]) -> None:
+    """Replace the forward of every RMSNorm of these units, in place, once. A second application raises ValueError."""
+    for unit in units:
+        for module in unit.modules():
+            if isinstance(module, nn.RMSNorm):
+                if "forward" in vars(module):
+                    raise ValueError("the norms of this unit have been replaced already")
+                module.forward = _Forward(module)  # type: ignore[method-assign]  # of one module
+
+
+class _Forward:
+    """The forward of one replaced norm."""
+
+    def __init__(self, norm: nn.RMSNorm) -> None:
+        self._norm, self._plain = norm, norm.forward
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        if x.device.type != "cpu":
+            return self._plain(x)
+        out: Tensor = _RMSNorm.apply(x, self._norm.weight, self._norm.eps)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        precise = torch.promote_types(x.dtype, torch.float32)
+        norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=precise)
+        scale = norms.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, scale, weight_D)
+        y = (x * scale).mul_(weight_D)
+        return y.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, scale, weight_D = ctx.saved_tensors
+        needed = list(ctx.needs_input_grad[:2])
+        g_, x_, w_D = (each.to(scale.dtype) for each in (g, x, weight_D))
+        dx, dw_D, _ = torch.ops.aten.native_layer_norm_backward(
+            g_, x_, w_D.shape, torch.zeros_like(scale), scale, w_D, None, [*needed, False]
+        )
+        if needed[0]:
+            dx = dx.add_(torch.matmul(g_, w_D).unsqueeze_(-1).div_(x.shape[-1]).mul_(scale)).to(x.dtype)
+        return dx if needed[0] else None, dw_D.to(weight_D.dtype) if needed[1] else None, None
