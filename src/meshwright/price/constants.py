@@ -113,9 +113,11 @@ _TABLE = (
     Constant("memory.slack", 1.01, Kind.MEASURED, "reserved over allocated of eight published pairs, and beside it"),
     Constant("memory.slack_bytes", 0.7e9, Kind.MEASURED, "half-used blocks: pairs differ by 0.3-2.3 GiB at any size"),
     Constant("memory.flat", 0.75, Kind.PRIOR, "flat copies of legacy sharded optimizers, in gradients"),
+    Constant("memory.gathered", 1.5e9, Kind.MEASURED, "DeepSpeed: max_live_parameters 1e9, prefetch_bucket_size 5e8"),
+    Constant("memory.bucket", 5e8, Kind.MEASURED, "DeepSpeed: reduce_bucket_size, elements of gradients on their way"),
     Constant("memory.working", 1.35, Kind.PRIOR, "a recomputed block's working set, gradients of activations among it"),
     Constant("memory.logits.plain", 12, Kind.MEASURED, "a logit, its float32 log-probability, two gradients"),
-    Constant("memory.logits.fused", 8, Kind.PRIOR, "the same where the loss works in place"),
+    Constant("memory.logits.fused", 6, Kind.PRIOR, "16-bit logits and gradient; 8 beside a float32 copy"),
     Constant("memory.context_bytes", 2.0e9, Kind.MEASURED, "CUDA context 0.5-1 GB, libraries and workspaces"),
     Constant("memory.communicator_bytes", 0.6e9, Kind.PRIOR, "channel buffers of one kind of group"),
 )  # fmt: skip

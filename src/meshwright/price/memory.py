@@ -254,8 +254,11 @@ def _buffers(target: Target, layouts: Layouts, held: Weights, tokens: Array, lar
     """Gathered units, gradients of a unit on their way into the sum, and messages."""
     stored, zero = target.stored, layouts.zero
     block = held.block_dense + held.block_routed
-    gathered = np.where((zero == 3) & (layouts.reshard > 0), (2 * largest + block) * stored, 0.0)
-    own = largest * stored
+    whole, own = 2 * largest + block, largest
+    if target.legacy:  # tensor by tensor, up to a number of elements
+        whole = np.minimum(whole, target.values["memory.gathered"])
+        own = np.where(zero == 3, np.minimum(own, target.values["memory.bucket"]), own)
+    gathered = np.where((zero == 3) & (layouts.reshard > 0), whole * stored, 0.0)
     stream = np.where(layouts.sequence > 0, layouts.tp, 1.0)
     message = tokens * target.shapes.hidden * stored / stream
-    return np.asarray(gathered + own + np.where(layouts.pp > 1, 4.0, 2.0) * message)
+    return np.asarray(gathered + own * stored + np.where(layouts.pp > 1, 4.0, 2.0) * message)

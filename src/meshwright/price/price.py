@@ -34,6 +34,9 @@ from meshwright.price.traffic import traffic
 DENSE_RANGE, EXPERTS_RANGE = 0.15, 0.30
 """How far a priced step time may be off: what nine of ten published runs stay within (docs/pricing.md)."""
 
+MEMORY_RANGE = 0.135
+"""The same of memory that is not the fold of the program."""
+
 _FOLDED = 20_000  # (unit, micro-batch) pairs over all stages that are worth folding one by one
 
 
@@ -95,11 +98,11 @@ class Price:
 
     @cached_property
     def is_folded(self) -> bool:
-        """Whether memory is the fold of the program itself."""
+        """Whether memory is the fold of the program itself: of every layout that the trainer runs, unless very long."""
         plan = self.plan
         literal = self.cluster.software.following is Following.LITERAL
-        known = plan.degrees.tp == plan.degrees.cp == plan.degrees.ep == 1 and plan.arch.experts is None
-        return literal and known and plan.accumulation * plan.arch.num_units <= _FOLDED
+        runs = plan.degrees.cp == plan.degrees.ep == 1 and plan.arch.experts is None
+        return literal and runs and plan.accumulation * plan.arch.num_units <= _FOLDED
 
     @cached_property
     def stage_peaks(self) -> tuple[int, ...]:
@@ -131,6 +134,12 @@ class Price:
     def fits(self) -> bool:
         """Whether the device holds what its allocator reserves (its memory is given without contexts)."""
         return self.memory["reserved"] <= self.cluster.device.memory_bytes
+
+    @property
+    def fits_surely(self) -> bool:
+        """Whether it holds that with contexts and communicators, and with what the price may be off."""
+        spread = 0.0 if self.is_folded else MEMORY_RANGE
+        return self.fits and self.memory["device"] * (1 + spread) <= self.cluster.device.memory_bytes
 
     @cached_property
     def fullest(self) -> str:
@@ -209,6 +218,7 @@ class Price:
                 "tokens_per_second_per_gpu": tokens / per_device,
             },
             "fits": self.fits,
+            "fits_surely": self.fits_surely,
             "peak_at": self.fullest,
             "range": list(self.range_seconds),
             "worst_routing_peak": self.worst_peak,

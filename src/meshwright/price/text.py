@@ -63,7 +63,7 @@ def _time(price: Price) -> Iterator[str]:
 def _memory(price: Price) -> Iterator[str]:
     memory = price.memory
     room = price.cluster.device.memory_bytes
-    verdict = "fits" if price.fits else "DOES NOT FIT"
+    verdict = "fits" if price.fits_surely else "fits only just" if price.fits else "DOES NOT FIT"
     yield f"memory of a rank  {bytes_text(memory['peak'])} at most, at {price.fullest}; {verdict} in {bytes_text(room)}"
     for name in CATEGORIES:
         if memory[name]:

@@ -2,10 +2,15 @@
 
 import re
 
+from dataclasses import replace
+
 import pytest
 
+from meshwright.layout.axes import Coordinates
 from meshwright.plan.category import Category
-from meshwright.plan.folds.memory import states
+from meshwright.plan.folds.ledger import ledger
+from meshwright.plan.folds.memory import memory, states
+from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.program import program
 from tests.unit.price import published
 from tests.unit.price.ask import ask
@@ -139,3 +144,34 @@ def test_the_closed_peak_is_near_that_of_the_fold(layout: tuple[int, int, str]) 
     price = ask(*OWN, *words, "mesh.dp=2", gpus=2 * pp)
     assert price.is_folded
     assert float(price.estimates.memory.peak[0]) == pytest.approx(max(price.stage_peaks), rel=0.06)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("mesh.tp=2", "mesh.dp=2"),
+        ("mesh.tp=4", "parallel.sequence=false", "parallel.zero=1", "mesh.dp=2"),
+        ("mesh.tp=2", "mesh.pp=2", "mesh.dp=2", "parallel.recompute=full"),
+        ("mesh.tp=2", "parallel.recompute=selective"),
+        ("mesh.tp=2", "mesh.dp=2", "parallel.zero=3", "parallel.offload=params"),
+        ("mesh.pp=2", "mesh.dp=2", "parallel.zero=1", "parallel.offload=optimizer", "parallel.schedule=zb-h1"),
+        ("mesh.tp=2", "mesh.dp=4", "parallel.zero=2", "parallel.zero_shard_within=2"),
+    ],
+    ids=" ".join,
+)
+def test_what_the_trainer_runs_is_priced_by_the_folds_themselves(words: tuple[str, ...]) -> None:
+    """`estimate` tells the very figures that a run predicts, and measures against, in its ledger."""
+    price = ask(*OWN, *words, "batch.global=32", cluster="local")
+    plan = price.plan
+    assert price.is_folded
+    for rank in (0, plan.degrees.ranks - 1):
+        assert replace(price, rank=rank).traffic == ledger(plan, rank, transport=Transport.DIRECT)
+    stages = [plan.degrees.rank(Coordinates(pp=stage)) for stage in range(plan.degrees.pp)]
+    timelines = [memory(plan, rank, transport=Transport.DIRECT) for rank in stages]
+    assert price.stage_peaks == tuple(each.peak_bytes for each in timelines)
+    fullest = max(timelines, key=lambda each: each.peak_bytes)
+    told = {name: price.memory[name] for name in (*BEFORE, "activations", "logits", "buffers")}
+    assert told == {category.value: size for category, size in fullest.largest.items()}
+    for rank in range(plan.degrees.ranks):  # ranks of a stage are alike
+        at = plan.degrees.coordinates(rank).pp
+        assert memory(plan, rank, transport=Transport.DIRECT).peak_bytes == price.stage_peaks[at]
