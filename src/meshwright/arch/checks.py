@@ -33,16 +33,6 @@ def check_arch(arch: Arch) -> None:
         _check_experts(arch, arch.experts)
 
 
-def check_vocabulary(arch: Arch, num_tokens: int) -> None:
-    """Raise RequestError if a tokenizer of `num_tokens` tokens makes tokens that `arch` has no embedding for."""
-    if num_tokens > arch.vocab:
-        raise RequestError(
-            f"model.vocab = {arch.vocab}",
-            f"is less than the tokenizer's {num_tokens} tokens",
-            (f"model.vocab = {num_tokens}",),
-        )
-
-
 def _check_positions(arch: Arch) -> None:
     if arch.rope is None and not arch.alibi and arch.max_positions < 1:
         raise RequestError(f'model.family = "{arch.family}"', "learned positions need model.max_positions as well")

@@ -23,7 +23,7 @@ from meshwright.data.split import Split
 from meshwright.data.tokenizer.open import open_tokenizer
 from meshwright.data.tokenizer.tokenizer import Tokenizer, encode_text
 from meshwright.data.tokens.cache import FORMAT, Counts, NothingAcceptedError, cached_tokens
-from meshwright.data.tokens.files import measure_tokens, open_shards
+from meshwright.data.tokens.files import TokenFile, measure_tokens, open_shards, told_beyond
 from meshwright.data.tokens.stream import TokenStream
 from meshwright.layout.rows import Integers
 
@@ -44,6 +44,9 @@ class Corpus:
     num_empty: int = 0
     num_bad: int = 0
     problems: tuple[str, ...] = ()
+    largest: int = -1
+    """The largest token of token files."""
+    token_files: tuple[TokenFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,20 @@ class Dataset:
     def problems(self) -> tuple[str, ...]:
         """The first bad records, each with file and line."""
         return self.corpus.problems
+
+    def check_vocabulary(self, vocab: int) -> None:
+        """Raise RequestError where a model of `vocab` tokens has no embedding for a token of the data.
+
+        Token files are told by file, position and value; of text every token counts that its tokenizer may make.
+        """
+        corpus = self.corpus
+        needed = corpus.largest + 1 if corpus.token_files else corpus.vocab_size
+        if needed <= vocab:
+            return
+        rule = f"is less than the tokenizer's {needed} tokens"
+        if corpus.token_files:
+            rule = f"each token must be below it, but {told_beyond(corpus.token_files, vocab)}"
+        raise RequestError(f"model.vocab = {vocab}", rule, (f"model.vocab = {needed}", "the tokenizer of the model"))
 
     def sample_ids(self, seed: int, start: int, count: int) -> Integers:
         """(count,) training samples that entries [start, start + count) of the seeded order name."""
@@ -148,12 +165,14 @@ def _text_corpus(located: Located, settings: DataSettings, tokenizer: Tokenizer,
 def _token_corpus(located: Located, settings: DataSettings, tokenizer: Tokenizer, cache_folder: Path) -> Corpus:
     shards = open_shards(located.files, settings.dtype)
     files = [file for shard in shards for file in shard.files]
-    content = remembered(files, cache_folder, lambda: measure_tokens(shards))
+    reading = settings.dtype.value  # of a raw .bin: other numbers, and another largest one
+    content = remembered(files, cache_folder, lambda: measure_tokens(shards), reading)
     largest = content.largest_token or 0
     known: Tokenizer | None = tokenizer
     if largest >= tokenizer.vocab_size:
         if settings.tokenizer != "bytes":
-            rule = f"has {tokenizer.vocab_size} tokens, but the token files hold token {largest}"
+            beyond = told_beyond(shards, tokenizer.vocab_size)
+            rule = f"has {tokenizer.vocab_size} tokens, but {beyond}"
             raise RequestError(f'data.tokenizer = "{settings.tokenizer}"', rule, ["the tokenizer that made them"])
         known = None
     end = None if known is None else known.end_of_document
@@ -161,7 +180,11 @@ def _token_corpus(located: Located, settings: DataSettings, tokenizer: Tokenizer
     counted = [shard.num_documents for shard in shards]
     num_documents = None if None in counted else sum(number or 0 for number in counted)
     vocab_size = tokenizer.vocab_size if known is not None else largest + 1
-    return Corpus(stream, known, vocab_size, content.digest, content.size_bytes, num_documents, stream.num_tokens)
+    size_bytes, trained = content.size_bytes, stream.num_tokens
+    return Corpus(
+        stream, known, vocab_size, content.digest, size_bytes, num_documents, trained, largest=largest,
+        token_files=tuple(shards),
+    )  # fmt: skip
 
 
 def _refusal(source: str, counts: Counts) -> RequestError:

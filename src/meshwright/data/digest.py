@@ -42,14 +42,15 @@ def measure_files(files: Sequence[Path]) -> Content:
     return Content(total.hexdigest(), size_bytes)
 
 
-def remembered(files: Sequence[Path], folder: Path, measure: Callable[[], Content]) -> Content:
-    """`measure()`, or what it gave before for files of the same paths, sizes and times of change.
+def remembered(files: Sequence[Path], folder: Path, measure: Callable[[], Content], reading: str = "") -> Content:
+    """`measure()`, or what it gave before for files of the same paths, sizes and times of change, and equal `reading`:
+    how the files were understood, where more than their bytes decides what is measured.
 
     Files changed within the last two seconds are never trusted (a later write could keep their time). A memory that
     cannot be read or written is only slow, never wrong.
     """
     stamps = list(_stamps(files))
-    key = xxhash.xxh3_128_hexdigest(json.dumps(stamps).encode())
+    key = xxhash.xxh3_128_hexdigest(json.dumps([reading, stamps]).encode())
     memory = folder / "digests" / f"{key}.json"
     with suppress(OSError, ValueError, TypeError):
         return Content(**json.loads(memory.read_text()))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.arch.checks import check_vocabulary
 from meshwright.data import Batch, Dataset, Split, evaluation_ids, open_dataset
 from meshwright.layout.groups import GroupName, groups
 from meshwright.layout.rows import Integers, part_of
@@ -61,7 +60,7 @@ class Feed:
 def open_corpus(job: Job) -> Dataset:
     """The job's data, tokenised at most once. Raises RequestError where it cannot be read or does not fit the model."""
     dataset = open_dataset(job.plan.data, job.cache)
-    check_vocabulary(job.plan.arch, dataset.vocab_size)
+    dataset.check_vocabulary(job.plan.arch.vocab)
     return dataset
 
 

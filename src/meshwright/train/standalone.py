@@ -105,11 +105,7 @@ def evaluate_rank(
 def splits_of(asked: Evaluating) -> list[Split]:
     """The data asked for. Raises RequestError where it cannot be read, is empty, or does not fit the model."""
     dataset = open_dataset(asked.plan.data, asked.cache)
-    vocab = asked.plan.arch.vocab
-    if dataset.vocab_size > vocab:
-        raise RequestError(
-            "data.tokenizer", f"has {dataset.vocab_size} tokens, the model {vocab}", ("the model's own",)
-        )
+    dataset.check_vocabulary(asked.plan.arch.vocab)
     splits = [_split(dataset, name) for name in asked.splits]
     if not any(split.num_samples for split in splits):
         raise RequestError(

@@ -182,6 +182,8 @@ def sample(model: Decoder, job: Job, dataset: Dataset) -> Iterator[str]:
         prompt = dataset.encode(_PROMPT)
     except RequestError:  # tokens of an unknown tokenizer
         return
+    if max(prompt) >= plan.arch.vocab:  # token files need no more than what they hold
+        return
     context = plan.data.sequence_length
     tokens = list(generate(model, prompt, count, context=context, temperature=_TEMPERATURE, seed=plan.seed))
     text = dataset.decode([*prompt, *tokens])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from meshwright.cli.main import main
@@ -33,6 +34,9 @@ def test_bad_lines_are_told_and_the_rest_is_trained(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["data.source=WIDE", "model.vocab=60000"], "wide.bin: is read as uint16 (data.dtype), but looks like uint32"),
+        (["data.source=NARROW", "data.dtype=uint32", "model.vocab=60000"], "looks like uint16"),
+        (["data.source=NARROW", "model.vocab=300"], "narrow.bin holds 50000 as token 2; what works: model.vocab = 5"),
         (["data.source=nothing/*.txt"], "matches no file"),
         (["data.source=CORPUS", "model.vocab=100"], "the tokenizer's 257 tokens; what works: model.vocab = 257"),
         (["model.preset=mixtral-8x7b"], "can be priced, not run: routed experts are not built yet"),
@@ -43,11 +47,14 @@ def test_bad_lines_are_told_and_the_rest_is_trained(tmp_path: Path, capsys: pyte
 def test_a_wrong_request_is_refused_before_any_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
 ) -> None:
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text(TEXT)
-    code = main(
-        ["train", f"train.output={tmp_path / 'runs'}", *(word.replace("CORPUS", str(corpus)) for word in words)]
-    )
+    files = {"CORPUS": tmp_path / "corpus.txt", "WIDE": tmp_path / "wide.bin", "NARROW": tmp_path / "narrow.bin"}
+    files["CORPUS"].write_text(TEXT)
+    tokens = np.array([1, 299, 50_000, 17, 3] * 4096)
+    tokens.astype("<u4").tofile(files["WIDE"])
+    tokens.astype("<u2").tofile(files["NARROW"])
+    for name, file in files.items():
+        words = [word.replace(name, str(file)) for word in words]
+    code = main(["train", f"train.output={tmp_path / 'runs'}", *words])
     found = capsys.readouterr()
     assert code == 2, found.err
     assert told in found.err

@@ -10,7 +10,6 @@ import pytest
 
 from meshwright.arch.arch import Arch, Experts, Norm, Rope, RopeScaling
 from meshwright.arch.catalogue import preset
-from meshwright.arch.checks import check_vocabulary
 from meshwright.arch.families import FAMILIES, SHAPES, arch_from_fields, check_runs, family_template
 from meshwright.arch.huggingface import hf_config
 from meshwright.arch.resolve import arch_from_model
@@ -86,12 +85,6 @@ def test_shapes_are_priced_and_not_run() -> None:
         with pytest.raises(RequestError, match=why.split("(")[0]):
             check_runs(FAMILIES[family])
     check_runs(preset("demo"))
-
-
-def test_vocabulary_must_hold_the_tokens() -> None:
-    check_vocabulary(preset("demo"), 257)
-    with pytest.raises(RequestError, match="less than the tokenizer's 258 tokens"):
-        check_vocabulary(preset("demo"), 258)
 
 
 def test_a_run_file_without_a_model_has_the_demonstration() -> None:

@@ -1,6 +1,7 @@
 """Opening the data of a run, from every kind of source to batches."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -108,6 +109,39 @@ def test_tokens_of_an_unknown_tokenizer(tmp_path: Path, settings: Factory) -> No
         dataset.decode([1])
     with pytest.raises(RequestError, match=r"data\.documents"):
         open_dataset(settings(documents=Documents.MASKED, **chosen), tmp_path / "c")
+
+
+def test_a_vocabulary_must_hold_what_a_tokenizer_makes(tmp_path: Path, settings: Factory) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    dataset = open_dataset(settings(source=tmp_path / "a.txt"), tmp_path / "c")
+    dataset.check_vocabulary(257)
+    with pytest.raises(RequestError, match=r"less than the tokenizer's 257 tokens; what works: model\.vocab = 257"):
+        dataset.check_vocabulary(256)
+
+
+def test_a_vocabulary_must_hold_what_token_files_hold(tmp_path: Path, settings: Factory) -> None:
+    """Told by file, position and value; what the files do not hold needs no embedding."""
+    np.save(tmp_path / "1.npy", np.arange(100, dtype=np.uint16))
+    np.save(tmp_path / "2.npy", np.array([5, 120, 7, 130], dtype=np.uint16))
+    dataset = open_dataset(settings(source=tmp_path / "*.npy"), tmp_path / "c")
+    dataset.check_vocabulary(131)
+    with pytest.raises(RequestError, match=r"2\.npy holds 120 as token 1; what works: model\.vocab = 131"):
+        dataset.check_vocabulary(120)
+    with pytest.raises(RequestError, match=r"2\.npy holds 130 as token 3"):
+        dataset.check_vocabulary(130)
+
+
+def test_another_type_is_other_tokens_though_the_file_is_remembered(tmp_path: Path, settings: Factory) -> None:
+    """The largest token was remembered by file alone: read as another type the file seemed to hold the old one."""
+    file = tmp_path / "a.bin"
+    file.write_bytes(np.array([3, 1, 2, 2] * 8, dtype="<u2").tobytes())
+    os.utime(file, (0, 0))
+    narrow, wide = (
+        open_dataset(settings(source=file, sequence_length=2, dtype=dtype), tmp_path / "c") for dtype in TokenDtype
+    )
+    assert (narrow.corpus.largest, wide.corpus.largest) == (3, 2 * 65536 + 2)
+    with pytest.raises(RequestError, match=r"a\.bin holds 65539 as token 0"):
+        wide.check_vocabulary(300)
 
 
 def test_refusals_leave_no_file(tmp_path: Path, settings: Factory) -> None:

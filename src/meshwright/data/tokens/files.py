@@ -13,7 +13,7 @@ import numpy.typing as npt
 from meshwright.config.choices import TokenDtype
 from meshwright.data.digest import Content, measure_files
 from meshwright.data.tokens.megatron import MegatronIndex, open_megatron
-from meshwright.data.tokens.raw import largest_token, open_bin, open_npy
+from meshwright.data.tokens.raw import first_beyond, largest_token, open_bin, open_npy
 from meshwright.data.tokens.stream import EndTokenIndex, Shard
 
 
@@ -47,6 +47,15 @@ def measure_tokens(shards: Sequence[TokenFile]) -> Content:
     content = measure_files([file for shard in shards for file in shard.files])
     largest = max(largest_token(shard.files[0], shard.tokens) for shard in shards)
     return Content(content.digest, content.size_bytes, largest)
+
+
+def told_beyond(shards: Sequence[TokenFile], vocab: int) -> str:
+    """The first token that is not below `vocab`, in words: file, position, value; there must be one."""
+    for shard in shards:
+        at = first_beyond(shard.tokens, vocab)
+        if at is not None:
+            return f"{shard.files[0]} holds {int(shard.tokens[at])} as token {at}"
+    raise ValueError(f"all tokens are below {vocab}")
 
 
 def _opened(file: Path, dtype: TokenDtype) -> TokenFile:

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.config.choices import TokenDtype
 from meshwright.config.errors import RequestError
-from meshwright.data.tokens.raw import largest_token, open_bin, open_npy
+from meshwright.data.tokens.raw import first_beyond, largest_token, open_bin, open_npy
 
 
 class Marker:
@@ -60,6 +60,34 @@ def test_bin_of_part_tokens_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.bin").write_bytes(content)
     with pytest.raises(RequestError, match=r"data\.dtype"):
         open_bin(tmp_path / "a.bin", TokenDtype.UINT16)
+
+
+def test_the_first_token_beyond_a_vocabulary() -> None:
+    tokens = np.array([0, 9, 3, 9], dtype=np.uint16)
+    assert [first_beyond(tokens, vocab) for vocab in (0, 4, 9, 10)] == [0, 1, 1, None]
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "told"),
+    [
+        ("<u4", TokenDtype.UINT16, r"looks like uint32: .*what works: data\.dtype=uint32, a \.npy"),
+        ("<u2", TokenDtype.UINT32, r"looks like uint16: .*what works: data\.dtype=uint16, a \.npy"),
+        ("<i8", TokenDtype.UINT16, r"looks like uint64, which is not read: .*tokens written as uint16 or uint32"),
+        ("<i8", TokenDtype.UINT32, r"looks like uint64"),
+    ],
+)
+def test_a_bin_of_another_width_is_refused(tmp_path: Path, stored: str, asked: TokenDtype, told: str) -> None:
+    """Read as uint16, a file of uint32 is every token and a zero: nothing else would ever notice."""
+    file = tmp_path / "a.bin"
+    np.random.default_rng(0).zipf(1.2, 20_000).clip(max=50_256).astype(stored).tofile(file)
+    with pytest.raises(RequestError, match=rf"a\.bin: is read as {asked} \(data\.dtype\), but {told}"):
+        open_bin(file, asked)
+
+
+def test_a_npy_tells_its_own_type(tmp_path: Path) -> None:
+    """Also where its numbers look like another's."""
+    np.save(tmp_path / "a.npy", np.array([7, 0, 40_000, 0] * 100, dtype=np.uint16))
+    assert open_npy(tmp_path / "a.npy").tolist() == [7, 0, 40_000, 0] * 100
 
 
 def test_negative_tokens_are_refused_by_place() -> None:
