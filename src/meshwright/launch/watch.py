@@ -34,6 +34,7 @@ class Watch(threading.Thread):
         self.killed: set[int] = set()  # ranks that had to be killed
         self._folder, self._world, self._stop_s = folder, world, stop_s
         self._processes: dict[int, Process] = {}
+        self._gone: set[int] = set()  # ranks that ended, in whatever way
         self._deaths: dict[int, float] = {}  # ranks that ended without a record
         self._told: set[int] = set()  # ranks that were sent the first signal
         self._failed_at: float | None = None
@@ -97,20 +98,21 @@ class Watch(threading.Thread):
     def _find_processes(self) -> None:
         for rank in range(self._world):
             file = self._folder / f"rank-{rank}.pid"
-            if rank not in self._processes and rank not in self._deaths and file.exists():
+            if rank not in self._processes and rank not in self._gone and file.exists():
                 process = open_process(int(file.read_text()))
                 if process is not None:
                     self._processes[rank] = process
-                else:
-                    self._deaths[rank] = time.monotonic()
+                else:  # it came and went between two looks
+                    self._gone.add(rank)
 
     def _find_failures(self, now: float) -> None:
-        for rank, process in self._processes.items():
+        self._gone.update(rank for rank, process in self._processes.items() if not process.alive())
+        for rank in range(self._world):
             file = self._folder / f"rank-{rank}"
             if file.with_suffix(".error").exists():
                 self._fail(now)
             # `done` is looked for after the death was seen: a rank that ends properly has written it by then.
-            elif rank not in self._deaths and not process.alive() and not file.with_suffix(".done").exists():
+            elif rank in self._gone - self._deaths.keys() and not file.with_suffix(".done").exists():
                 if not file.with_suffix(".error").exists():
                     self._deaths[rank] = now
                 self._fail(now)

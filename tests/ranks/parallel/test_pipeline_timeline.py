@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -105,29 +106,38 @@ def test_a_failure_names_rank_stage_action_and_micro_batch() -> None:
     assert neighbour.endswith(("to stage 1", "from stage 1")), told
 
 
+STALL_S = 12.0
+"""What the ranks agree on as the longest wait."""
+
+
 def stands_still(rank: int, meeting: str) -> None:
     """Rank 1 stops in a backward and says nothing; rank 0 gives up after the time that the ranks agreed on."""
     leave()
-    join_file(Path(meeting), rank, 2, timeout_s=12.0)
+    join_file(Path(meeting), rank, 2, timeout_s=STALL_S)
     plan = Pipelined(pp=2, micros=3, layers=2).plan
     with pipeline_of(plan) as engine:
 
         def stall(action: Action) -> None:
             if rank == 1 and action.op is Op.BACKWARD and action.micro == 1:
-                threading.Event().wait(90)
+                threading.Event().wait(600)
 
         engine.observe(stall)
         (batch,) = global_batches(plan, 1)
-        engine.step(local_share(plan, batch, rank), 0.1)
+        begin = time.monotonic()
+        try:
+            engine.step(local_share(plan, batch, rank), 0.1)
+        except RuntimeError as error:
+            error.add_note(f"gave up after {time.monotonic() - begin:.1f} s")
+            raise
 
 
 def test_a_stall_ends_and_is_named(tmp_path: Path) -> None:
     """B37 (NVIDIA/Megatron-LM#5100). Groups made by torch for themselves wait half an hour, whatever was agreed on."""
-    begin = time.monotonic()
     with pytest.raises(RanksError) as caught:
-        run(stands_still, 2, str(tmp_path / "meeting"), timeout=80)
-    assert time.monotonic() - begin < 75
+        run(stands_still, 2, str(tmp_path / "meeting"), timeout=240)
     told = str(caught.value)
+    (waited,) = re.findall(r"gave up after ([\d.]+) s", told)  # from its step on, not from the import of torch
+    assert STALL_S <= float(waited) < 60
     assert "rank 0, stage 0 of 2, action" in told
     assert "of the step: wait for the receive of the cotangent of micro-batch 1 from stage 1" in told
     assert "in stall" in told  # where rank 1 stood
