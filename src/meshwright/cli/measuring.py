@@ -3,93 +3,123 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from statistics import median
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.comm.communicator import Communicator
-    from meshwright.comm.mesh import Mesh
     from meshwright.launch.environment import Place
-    from meshwright.price.calibration import Measured
+    from meshwright.plan.plan import Plan
+    from meshwright.price.calibration import Measured, ProductTime
 
 __all__ = ["measure"]
 
 _SHAPES = ((256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (1024, 256, 1024), (512, 2048, 512))
-_SIZES = (4096, 65536, 1 << 20, 1 << 24)  # bytes of a whole tensor
 _COPIED = 1 << 26
 _REPEATS, _LIMIT_S = 12, 0.1
 
 
 def measure(
-    place: Place, status: Any, sizes: Mapping[str, int], order: tuple[str, ...], device: str, products: bool
-) -> Measured:
-    """Measure on every rank at once; rank 0's return value holds the medians over ranks."""
+    place: Place, status: Any, sizes: Mapping[str, int], order: tuple[str, ...], device: str, products: bool,
+    plans: Sequence[Plan] = (),
+) -> Measured:  # fmt: skip
+    """Measure on every rank at once; rank 0's return value holds the medians over ranks.
+
+    `products`: rates too; `plans`: runs of one rank whose units are timed, on processors that work synchronously.
+    """
+    from meshwright.cli.link_times import Timer, axis_times, tier_times
     from meshwright.comm.gather import gather_integers
     from meshwright.comm.mesh import Mesh, device_of
     from meshwright.launch.join import join, leave
-    from meshwright.price.calibration import LinkTime, Measured, ProductTime
+    from meshwright.price.calibration import Measured
 
     kind = device_of(device)
     if place.world > 1:
         join(place, kind.type)
-    mesh = Mesh(**sizes, order=order).start()
+    timer = Timer(Mesh(**sizes, order=order).start(), kind)
 
-    def agreed(seconds: float) -> float:
-        return median(row[0] for row in gather_integers(mesh, [int(seconds * 1e9)])) / 1e9
+    def told(what: str) -> None:
+        status.at(None, what)
 
-    status.at(None, "measuring memory")
-    copied = agreed(_copy_seconds(kind))
-    found: list[ProductTime] = []
+    told("measuring memory")
+    copied = timer.agreed(_copy_seconds(kind))
+    devices = 1 + max(row[0] for row in gather_integers(timer.mesh, [place.local_rank]))
+    rates, units, alone = tuple[Any, ...](), tuple[Any, ...](), 1.0
     if products:
-        for dtype in ("float32", "float64", "bfloat16"):
-            for m, n, k in _SHAPES:
-                status.at(None, f"measuring {dtype} products of {m} x {n} x {k}")
-                found.append(ProductTime(dtype, m, n, k, agreed(_product_seconds(kind, dtype, m, n, k))))
-    links: list[LinkTime] = []
-    for axis, over in _axes(mesh):
-        for size in _SIZES:
-            status.at(None, f"measuring {axis}")
-            ranks, hops, moved, seconds = _link_seconds(mesh, axis, over, size, kind)
-            links.append(LinkTime(axis, ranks, hops, moved, agreed(seconds)))
+        rates = tuple(_products(kind, timer.agreed, told, _shapes(plans)))
+        alone = _gain_alone(timer, devices, place.local_rank, kind)
+        if kind.type == "cpu":
+            units = tuple(_units(plans, timer.agreed, told))
+    links = tuple(axis_times(timer, told))
+    if products:
+        links = (*links, *tier_times(timer, devices, told))
     name, generation, memory = _device(kind, place.world)
-    result = Measured(place.world, name, generation, memory, 2 * _COPIED / copied, tuple(found), tuple(links))
     if place.world > 1:
         leave()
-    return result
+    return Measured(
+        ranks=place.world, devices=devices, device=name, generation=generation, memory_bytes=memory,
+        memory_bytes_per_s=2 * _COPIED / copied, products=rates, links=links, units=units, gain_alone=alone,
+        plan=plans[0] if plans else None,
+    )  # fmt: skip
 
 
-def _axes(mesh: Mesh) -> list[tuple[str, Communicator]]:
-    """A communicator for every axis with several ranks; dp's is the smallest group of replicas that holds it."""
-    from meshwright.layout.axes import Axis
-    from meshwright.layout.groups import GroupName
+def _shapes(plans: Sequence[Plan]) -> list[tuple[int, int, int]]:
+    """(m, n, k) of the products of these runs' blocks and of their head, and of some usual ones."""
+    from meshwright.price.shapes import shapes
 
-    names = {Axis.TP: GroupName.TP, Axis.CP: GroupName.CP, Axis.EP: GroupName.EP,
-             Axis.DP: GroupName.BATCH if mesh.degrees.ep == 1 else GroupName.EXPERT}  # fmt: skip
-    out = []
-    for axis in mesh.degrees.order:
-        if mesh.degrees.on(axis) == 1:
-            continue
-        if axis is Axis.PP:
-            at = mesh.coordinates.pp
-            pair = (at, at + 1) if at % 2 == 0 else (at - 1, at)
-            if max(pair) < mesh.degrees.pp:
-                out.append(("pp", mesh.link(*pair)))
-        else:
-            out.append((axis.value, mesh.communicator(names[axis])))
-    return out
+    own = set()
+    for plan in plans:
+        tokens = plan.batch.micro * plan.data.sequence_length
+        found = shapes(plan.arch, plan.data.sequence_length)
+        own |= {(tokens, each.n, each.k) for block in found.blocks for each in block.products}
+        own |= {(each.n, each.k, tokens) for block in found.blocks for each in block.products}
+    return sorted(own) or list(_SHAPES)
 
 
-def _timed(call: Callable[[], None], limit_s: float | None = None) -> float:
-    """The fastest of several: whatever else the machine does only adds. What ranks do together has no limit of time:
-    they would part."""
+def _products(
+    kind: Any, agreed: Callable[[float], float], told: Callable[[str], None], own: Sequence[tuple[int, int, int]]
+) -> list[ProductTime]:
+    from meshwright.price.calibration import ProductTime
+
+    found = []
+    for dtype in ("float32", "float64", "bfloat16"):
+        for m, n, k in own if dtype == "float32" else _SHAPES:
+            told(f"measuring {dtype} products of {m} x {n} x {k}")
+            agreed(0.0)  # no rank ahead of the others
+            found.append(ProductTime(dtype, m, n, k, agreed(_product_seconds(kind, dtype, m, n, k))))
+    return found
+
+
+def _units(plans: Sequence[Plan], agreed: Callable[[float], float], told: Callable[[str], None]) -> list[Any]:
+    from meshwright.cli.unit_times import attention_times, unit_times
+
+    found = []
+    for plan in plans:
+        told(f"measuring units of {plan.batch.micro} x {plan.data.sequence_length} tokens")
+        found += [*unit_times(plan, agreed), attention_times(plan, agreed)]
+    return found
+
+
+def _gain_alone(timer: Any, devices: int, local_rank: int, kind: Any) -> float:
+    """How much faster a product is while the other devices of the node wait: more than 1 where they share cores."""
+    if devices == 1:
+        return 1.0
+    timer.agreed(0.0)
+    busy = timer.agreed(_product_seconds(kind, "float32", 512, 512, 512))
+    own = _product_seconds(kind, "float32", 512, 512, 512) if local_rank == 0 else 0.0
+    from meshwright.comm.gather import gather_integers
+
+    alone = min(row[0] for row in gather_integers(timer.mesh, [int(own * 1e9)]) if row[0]) / 1e9
+    return max(1.0, min(float(busy / alone), float(devices)))
+
+
+def _timed(call: Callable[[], None], limit_s: float) -> float:
+    """The mean of calls that follow each other: shared cores take turns over longer than one."""
     call()
-    times: list[float] = []
-    while len(times) < _REPEATS and (limit_s is None or sum(times) < limit_s):
-        begin = time.perf_counter()
+    begin, count = time.perf_counter(), 0
+    while count < _REPEATS or time.perf_counter() - begin < limit_s:
         call()
-        times.append(time.perf_counter() - begin)
-    return min(times)
+        count += 1
+    return (time.perf_counter() - begin) / count
 
 
 def _copy_seconds(kind: Any) -> float:
@@ -116,33 +146,6 @@ def _product_seconds(kind: Any, dtype: str, m: int, n: int, k: int) -> float:
         _finish(kind)
 
     return _timed(multiply, _LIMIT_S)
-
-
-def _link_seconds(mesh: Mesh, axis: str, over: Communicator, size: int, kind: Any) -> tuple[int, int, int, float]:
-    """(ranks, hops, bytes through a rank, seconds) of a gather, or of a message there and back for stages."""
-    import torch
-
-    from meshwright.comm.operations import all_gather, receive, send
-    from meshwright.plan.action import Phase
-
-    if axis == "pp":
-        message = torch.zeros(size // 4, device=kind)
-
-        def there_and_back() -> None:
-            first = over.place == 0
-            for mine in (first, not first):
-                (send(over, message, Phase.FORWARD) if mine else receive(over, message)).wait()
-            _finish(kind)
-
-        return 2, 1, size, _timed(there_and_back) / 2
-    whole = torch.zeros(size // 4 // over.size * over.size, device=kind)
-
-    def gather() -> None:
-        all_gather(over, whole, Phase.FORWARD).wait()
-        _finish(kind)
-
-    moved = whole.numel() * 4 * (over.size - 1) // over.size
-    return over.size, over.size - 1, moved, _timed(gather)
 
 
 def _finish(kind: Any) -> None:

@@ -1,23 +1,24 @@
 """From measurements of this machine or cluster to a cluster file.
 
 link    t(S) = latency + S / bandwidth, through the smallest and the largest size measured
-matrix  the fastest shape is the peak; what the others reach of it, on average, is the achieved share
+matrix  t(m, n, k) = 2 m n k / rate (1 + ramp / k), through all shapes measured
+units   constants of the price model that make it give the seconds of whole blocks, heads and updates (`rates.py`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import tomli_w
 
+from meshwright.plan.plan import Plan
 from meshwright.price.catalogue import build, calibrated_path, cluster_of
 from meshwright.price.cluster import Cluster
 
-__all__ = ["LinkTime", "Measured", "ProductTime", "calibrated", "fit", "write_cluster"]
+__all__ = ["LinkTime", "Measured", "ProductTime", "UnitTime", "calibrated", "fit", "write_cluster"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +38,38 @@ class ProductTime:
 
 @dataclass(frozen=True, slots=True)
 class LinkTime:
-    """One collective over an axis of `ranks` ranks: `moved_bytes` through each rank, `hops` one after another."""
+    """One collective over an axis of `ranks` ranks: `moved_bytes` through each rank, `hops` one after another.
+
+    `axis`: of a mesh, or a tier: "inside" a node, "across" nodes, "alone" (across, while other devices wait).
+    """
 
     axis: str
     ranks: int
     hops: int
     moved_bytes: int
     seconds: float
+    operation: str = "all_gather"
+    nodes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTime:
+    """A unit of the model on `tokens` tokens ("embedding", "block", "head", or "attention", its core alone), or the
+    "update" of so many elements, on each of the ranks at once."""
+
+    unit: str
+    tokens: int
+    forward_s: float
+    backward_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the ranks of a mesh found together. Rates are of one rank while all the others work too."""
+    """What the ranks of a mesh found together. Rates are of one rank while all the others work too.
+
+    `devices`: ranks of a node. `gain_alone`: how much faster a rank computes while the others of its node wait.
+    `plan`: of the run whose units were timed.
+    """
 
     ranks: int
     device: str
@@ -59,6 +80,10 @@ class Measured:
     links: tuple[LinkTime, ...] = ()
     host_bytes_per_s: float = 0.0
     told: Mapping[str, str] = field(default_factory=dict)
+    devices: int = 0
+    units: tuple[UnitTime, ...] = ()
+    gain_alone: float = 1.0
+    plan: Plan | None = None
 
 
 def fit(times: Sequence[LinkTime]) -> tuple[float, float]:
@@ -76,34 +101,32 @@ def _size(time: LinkTime) -> int:
 
 def calibrated(found: Measured, name: str = "local") -> Cluster:
     """The cluster that was measured; what cannot be measured is as in the catalogue's nearest."""
-    base = cluster_of("local", calibrated=False)
-    tables: dict[str, Any] = {**asdict(base), "name": name}
-    device, node = tables["device"], tables["node"]
-    device |= {"name": found.device, "generation": found.generation, "memory_bytes": found.memory_bytes,
-               "memory_bytes_per_s": found.memory_bytes_per_s, "memory_share": 1.0}  # fmt: skip
-    node |= {"devices": max(found.ranks, 1)}
+    from meshwright.price.rates import link_tables, matrix_tables, unit_constants
+
+    tables: dict[str, Any] = {**asdict(cluster_of("local", calibrated=False)), "name": name}
     sources = dict(tables["sources"]) | {"device.memory_bytes_per_s": "measured: a copy of 64 MB on every rank at once"}
-    rates: dict[str, list[float]] = {}
-    for product in found.products:
-        rates.setdefault(product.dtype, []).append(product.flops_per_s)
-    if rates:
-        device["matrix_flops"] = {dtype: max(each) for dtype, each in rates.items()}
-        device["matrix_share"] = {dtype: fmean(each) / max(each) for dtype, each in rates.items()}
-        shapes = ", ".join(sorted({f"{each.m}x{each.n}x{each.k}" for each in found.products}))
-        sources["device.matrix_flops"] = f"measured: the fastest of the shapes {shapes}, all ranks at once"
-        sources["device.matrix_share"] = "measured: mean of the shapes over the fastest"
-    axes = {time.axis: [each for each in found.links if each.axis == time.axis] for time in found.links}
-    if axes:
-        fitted = {axis: fit(times) for axis, times in axes.items()}
-        latency, rate = fitted[min(fitted, key=lambda axis: fitted[axis][0])]
-        slowest = min(each[1] for each in fitted.values())
-        node |= {"link_latency_s": latency, "link_bytes_per_s": rate, "measured_bytes_per_s": slowest}
-        words = ", ".join(f"{axis} {each[0] * 1e6:.0f} us {each[1] / 1e9:.2f} GB/s" for axis, each in fitted.items())
-        sources["node.measured_bytes_per_s"] = f"measured, the slowest axis of: {words}"
-        sources["node.link_bytes_per_s"] = sources["node.link_latency_s"] = "measured, the axis with the least latency"
+    tables["device"] |= {"name": found.device, "generation": found.generation, "memory_bytes": found.memory_bytes,
+                         "memory_bytes_per_s": found.memory_bytes_per_s, "memory_share": 1.0}  # fmt: skip
+    tables["node"] |= {"devices": max(found.devices or found.ranks, 1), "gain_alone": found.gain_alone}
+    constants: dict[str, float] = {}
+    for part in (matrix_tables(found), link_tables(found)):
+        for section in ("device", "node", "network"):
+            tables[section] |= part.get(section, {})
+        constants |= part.get("constants", {})
+        sources |= part.get("sources", {})
     if found.host_bytes_per_s:
-        node["host_bytes_per_s"] = found.host_bytes_per_s
-    return build(tables | {"sources": {**sources, **found.told}}, name)
+        tables["node"]["host_bytes_per_s"] = found.host_bytes_per_s
+    cluster = build(tables | {"constants": constants, "sources": {**sources, **found.told}}, name)
+    if found.plan is None or not found.units:
+        return cluster
+    more, share = unit_constants(found, cluster)
+    told = f"measured: units of {found.plan.name} on every rank at once, with the constants"
+    return replace(
+        cluster,
+        device=replace(cluster.device, memory_share=share),
+        constants={**cluster.constants, **more},
+        sources={**cluster.sources, "device.memory_share": told},
+    )
 
 
 def write_cluster(cluster: Cluster, file: Path | None = None) -> Path:

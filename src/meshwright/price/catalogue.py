@@ -19,6 +19,7 @@ from typing import Any
 from meshwright.config.errors import RequestError
 from meshwright.config.load import read_tables
 from meshwright.config.overrides import parse_overrides
+from meshwright.price.constants import VALUES
 from meshwright.price.cluster import Cluster, Cost, Device, Network, Node, Software
 
 _SECTIONS: Mapping[str, type] = {
@@ -67,13 +68,31 @@ def build(tables: Mapping[str, Any], name: str = "cluster") -> Cluster:
     """A cluster from plain tables. Raises RequestError."""
     problems: list[RequestError] = []
     for key in tables:
-        if key not in (*_SECTIONS, "name", "sources"):
+        if key not in (*_SECTIONS, "name", "constants", "sources"):
             problems.append(_unknown(f"cluster.{key}", key, _SECTIONS, "cluster."))
     parts = {key: _section(key, kind, tables.get(key, {}), problems) for key, kind in _SECTIONS.items()}
+    constants = _constants(tables.get("constants", {}), problems)
     if problems:
         raise RequestError.joined(problems)
     sources = {str(key): str(value) for key, value in dict(tables.get("sources", {})).items()}
-    return Cluster(str(tables.get("name", Path(name).stem)), **parts, sources=sources)
+    return Cluster(str(tables.get("name", Path(name).stem)), **parts, constants=constants, sources=sources)
+
+
+def _constants(table: Any, problems: list[RequestError]) -> dict[str, float]:
+    """Constants of the price model by name; a name that the model does not read is an error."""
+    if not isinstance(table, Mapping):
+        problems.append(RequestError(f"cluster.constants = {table}", "must be a table", ("[constants]",)))
+        return {}
+    known: dict[str, float] = {}
+    for name, value in table.items():
+        if name not in VALUES:
+            problems.append(_unknown(f"cluster.constants.{name}", name, VALUES, "cluster.constants."))
+            continue
+        try:
+            known[name] = _number(f"cluster.constants.{name}", value)
+        except RequestError as problem:
+            problems.append(problem)
+    return known
 
 
 def _folder() -> Any:

@@ -71,7 +71,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`devices` share a link of `link_bytes_per_s`; `reduce_bytes_per_s`: bus bandwidth of switch-made all-reduces."""
+    """`devices` share a link of `link_bytes_per_s`; `reduce_bytes_per_s`: bus bandwidth of all-reduces, where others
+    than a ring's gathers (switches; gloo). `gain_alone`: how much faster a device computes while the others of its
+    node wait, more than 1 where ranks share processors."""
 
     devices: int
     link_bytes_per_s: float
@@ -79,15 +81,18 @@ class Node:
     measured_bytes_per_s: float = 0.0
     reduce_bytes_per_s: float = 0.0
     host_bytes_per_s: float = 25e9
+    gain_alone: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A device's share of the links between nodes; a measured figure is taken as it is."""
+    """A device's share of the links between nodes; a measured figure is taken as it is. `shared`: the devices of a node
+    have one adapter together, so that who is alone on it has all of it."""
 
     bytes_per_s: float
     latency_s: float = 14e-6
     measured_bytes_per_s: float = 0.0
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +125,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
+    """`constants`: of the price model (`constants.py`), as they were measured here."""
+
     name: str
     device: Device
     node: Node
     network: Network
     software: Software = Software()
     price: Cost = Cost()
+    constants: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)

@@ -30,14 +30,25 @@ class Way:
     ring_s: Array  # latencies of a pass
     tree_s: Array
     call_s: float
+    inside_bytes_per_s: float = 0.0  # of direct exchange: what stays in the node, and a device's share of the network
+    outside_bytes_per_s: float = 0.0
 
     def all_reduce(self, num_bytes: Array | float) -> Array:
         """2 (n - 1) / n S / B; the cheaper latency of a ring and a tree."""
         return np.asarray(2 * (self.share * num_bytes / self.reduce_bytes_per_s + self.tree_s) + self.alone)
 
     def gather(self, num_bytes: Array | float) -> Array:
-        """All-gather or reduce-scatter: (n - 1) / n S / B; a ring."""
+        """All-gather or reduce-scatter: (n - 1) / n S / B; a ring, or every rank with every other at once."""
+        if self.inside_bytes_per_s:
+            return np.asarray(self._direct(num_bytes) + self.alone)
         return np.asarray(self.share * num_bytes / self.bytes_per_s + self.ring_s + self.alone)
+
+    def _direct(self, num_bytes: Array | float) -> Array:
+        """Each rank sends S / n to every other; what crosses goes beside what stays, all in one hop."""
+        part = num_bytes / self.size
+        stays = (self.local - 1) * part / self.inside_bytes_per_s
+        crosses = (self.size - self.local) * part / self.outside_bytes_per_s
+        return np.asarray(np.maximum(stays, crosses) + self.ring_s / np.maximum(self.size - 1, 1))
 
     @cached_property
     def share(self) -> Array:
@@ -58,9 +69,14 @@ def way(target: Target, size: Array, stride: Array) -> Way:
     outside = network_bytes_per_s(target)
     across = np.minimum(inside, outside * local)
     rate = np.where(nodes > 1, across, inside)
-    reduced = np.where((nodes == 1) & (size > 4), max(node.reduce_bytes_per_s, inside), rate)
+    if target.direct:  # gloo's ring adds up on the processor: its rate is its own at every size
+        reduced = np.where(nodes > 1, across, node.reduce_bytes_per_s or inside)
+    else:
+        reduced = np.where((nodes == 1) & (size > 4), max(node.reduce_bytes_per_s, inside), rate)
     hop, network_hop = node.link_latency_s, target.cluster.network.latency_s
     ring = (size - nodes) * hop + np.where(nodes > 1, nodes, 0) * network_hop
+    if target.direct:
+        return Way(size, local, nodes, rate, reduced, ring, ring, values["link.call_s"], inside, outside)
     tree = np.minimum(ring, (local - 1) * hop + np.log2(nodes) * network_hop)
     return Way(size, local, nodes, rate, reduced, ring, tree, values["link.call_s"])
 
@@ -77,14 +93,25 @@ def network_bytes_per_s(target: Target) -> float:
     return network.measured_bytes_per_s or network.bytes_per_s * target.values["link.network"]
 
 
-def message_seconds(target: Target, num_bytes: Array | float, stride: Array) -> Array:
-    """A message to the neighbour `stride` ranks away. Measured figures are bus bandwidths of collectives, which fall
-    short where many rings share adapters; a message has its device's own."""
-    inside = stride < target.cluster.node.devices
-    network = target.cluster.network.bytes_per_s * target.values["link.network"]
-    rate = np.where(inside, inside_bytes_per_s(target), np.maximum(network, network_bytes_per_s(target)))
-    hop = np.where(inside, target.cluster.node.link_latency_s, target.cluster.network.latency_s)
-    return np.asarray(num_bytes / rate + hop + target.values["link.call_s"])
+def message_seconds(target: Target, num_bytes: Array | float, stride: Array, ranks: Array | None = None) -> Array:
+    """A message to the neighbour `stride` ranks away; with `ranks`, the mean over the borders between so many stages.
+
+    Measured figures are bus bandwidths of collectives, which fall short where many rings share adapters; a message has
+    its device's own, and all of a shared adapter that no other device of its node sends on.
+
+        a node of 4, stride 2     0 . 2 . | 4 . 6 .      of 3 borders 1 is between nodes; 2 devices send over it
+    """
+    cluster = target.cluster
+    devices = cluster.node.devices
+    stages = np.maximum(np.floor(devices / stride), 1)  # of a node
+    crossing = np.where(stride < devices, 0.0, 1.0)
+    if ranks is not None:
+        crossing = np.where(ranks > 1, (np.ceil(ranks / stages) - 1) / np.maximum(ranks - 1, 1), 0.0)
+    network = np.maximum(cluster.network.bytes_per_s * target.values["link.network"], network_bytes_per_s(target))
+    network = network * (devices / np.minimum(stride, devices) if cluster.network.shared else 1.0)
+    inside = num_bytes / inside_bytes_per_s(target) + cluster.node.link_latency_s
+    outside = num_bytes / network + cluster.network.latency_s
+    return np.asarray(crossing * outside + (1 - crossing) * inside + target.values["link.call_s"])
 
 
 def exchange_seconds(target: Target, num_bytes: Array, group: Way, copies: Array | float) -> Array:

@@ -131,7 +131,7 @@ class Clock:
         tokens = self._layouts.micro * self.target.sequence / self._layouts.cp
         cut = np.where(self._layouts.sequence > 0, self._layouts.tp, 1.0)
         num_bytes = tokens * self.target.shapes.hidden * self.target.stored / cut
-        return float(message_seconds(self.target, num_bytes, self._stride(GroupName.PP))[0])
+        return float(message_seconds(self.target, num_bytes, self._stride(GroupName.PP), self._layouts.pp)[0])
 
     def _way(self, name: GroupName) -> Way:
         if name not in self._ways:

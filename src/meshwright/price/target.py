@@ -27,6 +27,15 @@ class Target:
     values: Mapping[str, float] = field(default_factory=lambda: VALUES)
     adam: bool = True
 
+    def __post_init__(self) -> None:
+        if self.cluster.constants:
+            object.__setattr__(self, "values", {**self.values, **self.cluster.constants})
+
+    @property
+    def direct(self) -> bool:
+        """Whether gathers and scatters go point to point, as they do on gloo, instead of round a ring."""
+        return self.cluster.device.generation == "cpu"
+
     @property
     def shapes(self) -> Shapes:
         return shapes(self.arch, self.sequence)

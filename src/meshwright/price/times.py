@@ -8,6 +8,7 @@ The split is that of the pipeline stage that works longest.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +17,12 @@ from meshwright.config.choices import Recompute
 from meshwright.layout.axes import Axis
 from meshwright.price.cluster import Following
 from meshwright.price.compute import Units, straggling
-from meshwright.price.exposure import outer_exposed, step_exposed
+from meshwright.price.exposure import step_exposed
 from meshwright.price.layouts import RECOMPUTES, Array, Layouts
 from meshwright.price.links import message_seconds
 from meshwright.price.replicas import Replicas, replicas
 from meshwright.price.schedule import Stages, pipeline_seconds
+from meshwright.price.slots import Pair, Room, Slots, slots
 from meshwright.price.target import Target
 from meshwright.price.weights import Weights
 
@@ -77,20 +79,26 @@ def block_seconds(target: Target, layouts: Layouts, units: Units, replica: Repli
     )
     ahead = units.forward + given.tp_forward + given.cp_forward + given.ep_forward
     busy = units.forward + backward + tp + cp + ep
-    host = _smooth(busy, units.host * (1 + full / 3)) - busy
+    host = units.host * (1 + full / 3)
+    if not target.direct:  # a device computes while its host launches; a processor is its own host
+        host = _smooth(busy, host) - busy
     # ZeRO hides gathers and scatters behind a unit, and what runs at once slows the shorter.
     slow, behind = target.values["overlap.slow"], busy - ahead + 2 * host / 3
     front = ahead + host / 3
+    alone = units.backward + given.tp_backward + given.cp_backward + given.ep_backward + core * units.core
+    alone = alone + 2 * host / 3
     if target.legacy:
         sharded = replica.forward + replica.backward
         before = replica.forward
+    elif target.cluster.software.following is Following.LITERAL:  # what does not hide: slots.py
+        before = slow * np.minimum(replica.forward, front)
+        sharded = before + slow * np.minimum(replica.backward, alone)
     else:
         before = np.maximum(replica.forward - front, 0) + slow * np.minimum(replica.forward, front)
         after = np.maximum(replica.backward - behind, 0) + slow * np.minimum(replica.backward, behind)
         sharded = before + after
-    alone = units.backward + given.tp_backward + given.cp_backward + given.ep_backward + core * units.core
     return Block(units.forward, backward, tp, cp, ep, host, sharded, front + before, busy + host + sharded, front,
-                 alone + 2 * host / 3)  # fmt: skip
+                 alone)  # fmt: skip
 
 
 def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Times:
@@ -101,12 +109,12 @@ def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Time
     m, lone = layouts.accumulation, layouts.pp == 1
     outer = units.exchanged.tp_outer
     further = target.predicted
-    shown = _outer(target, layouts, replica, units, block)
-    embedding = units.embedding_forward + outer / 2, units.embedding_backward + outer / 2 + shown[2]
-    head = units.head_forward + shown[0], units.head_backward + outer / 2 + shown[1]
+    embedding = units.embedding_forward + outer / 2, units.embedding_backward + outer / 2
+    head = units.head_forward, units.head_backward + outer / 2
     heads = tuple((1 + further) * each + further * part for each, part in zip(head, _passes(block), strict=True))
-    stages = _stages(layouts, _passes(block), embedding, (heads[0], heads[1]))
     literal = target.cluster.software.following is Following.LITERAL
+    shown = _shown(layouts, replica, units, block) if literal else None
+    stages = _stages(layouts, _passes(block), embedding, (heads[0], heads[1]), shown)
     message = _message(target, layouts, literal)
     hidden = 0.0 if target.legacy or literal else target.values["overlap.border"]
     hoisted = _hoisted(layouts, block) if literal else 0.0
@@ -117,13 +125,16 @@ def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Time
     slow_first = ~slow_last & (sum(stages.first) >= inner)
     blocks = np.where(slow_last, layouts.last + further, np.where(slow_first, layouts.first, layouts.most))
     blocks = np.where(lone, layouts.first + further, blocks)
-    at_start = np.where(slow_first | lone, 1.0, 0.0)
-    at_end = np.where(slow_last | lone, 1.0 + further, 0.0)
     outside = np.where(slow_last | lone, (1 + further) * (units.head_forward + units.head_backward), 0.0)
     outside = outside + np.where(slow_first | lone, units.embedding_forward + units.embedding_backward, 0.0)
     sides = np.where(slow_last | lone, (1 + further) * outer / 2, 0.0) + np.where(slow_first | lone, outer, 0.0)
-    working = m * (blocks * block.whole + outside + sides + at_end * (shown[0] + shown[1]) + at_start * shown[2])
+    turns = np.zeros_like(blocks) if shown is None else sum(shown.inner)
+    if shown is not None:
+        turns = np.where(slow_last, sum(shown.last), np.where(slow_first | lone, sum(shown.first), turns))
+    working = m * (blocks * block.whole + outside + sides + turns)
     summed = step_exposed(target, layouts, replica, stages, units, busy_behind(layouts, block))
+    if shown is not None:
+        summed = summed + shown.step
     optimizer = replica.optimizer
     return Times(
         step=run + summed + optimizer,
@@ -131,7 +142,7 @@ def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Time
         tp=m * (blocks * block.tp + sides),
         cp=m * blocks * block.cp,
         ep=m * blocks * block.ep,
-        dp=m * (blocks * block.sharded + at_end * (shown[0] + shown[1]) + at_start * shown[2]) + summed,
+        dp=m * (blocks * block.sharded + turns) + summed,
         pp=run - still,
         bubble=np.maximum(still - working, 0.0),
         optimizer=optimizer,
@@ -139,14 +150,16 @@ def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Time
     )
 
 
-def _outer(
-    target: Target, layouts: Layouts, replica: Replicas, units: Units, block: Block
-) -> tuple[Array, Array, Array]:
-    """What the outer units' own gathers and scatters show in a micro-batch of the literal program."""
-    if target.cluster.software.following is Following.LITERAL:
-        return outer_exposed(layouts, replica, units, block.front, busy_behind(layouts, block))
-    nothing = np.zeros_like(layouts.pp)
-    return nothing, nothing, nothing
+def _shown(layouts: Layouts, replica: Replicas, units: Units, block: Block) -> Slots:
+    """What ZeRO-2 and 3 of the literal program show in a micro-batch."""
+    outer = units.exchanged.tp_outer / 2
+    seen = dataclasses.replace(
+        units,
+        embedding_forward=units.embedding_forward + outer,
+        embedding_backward=units.embedding_backward + outer,
+        head_backward=units.head_backward + outer,
+    )
+    return slots(layouts, replica, seen, Room(block.ahead, block.whole - block.ahead, _hoisted(layouts, block)))
 
 
 def busy_behind(layouts: Layouts, block: Block) -> Array:
@@ -160,20 +173,27 @@ def _hoisted(layouts: Layouts, block: Block) -> Array:
     return np.asarray(np.where(full, block.front - block.host / 3, 0.0))
 
 
-def _passes(block: Block) -> tuple[Array, Array]:
+def _passes(block: Block) -> Pair:
     return block.ahead, block.whole - block.ahead
 
 
 def _stages(
-    layouts: Layouts, block: tuple[Array, Array], embedding: tuple[Array, Array], head: tuple[Array, Array]
+    layouts: Layouts, block: Pair, embedding: Pair, head: Pair, shown: Slots | None
 ) -> Stages:
     first, inner, last, whole = [], [], [], []
     total = layouts.first + np.where(layouts.pp > 1, layouts.last, 0.0)
-    for one, start, end in zip(block, embedding, head, strict=True):
+    between = np.maximum(layouts.pp - 2, 0)
+    for each, (one, start, end) in enumerate(zip(block, embedding, head, strict=True)):
         first.append(layouts.first * one + start)
         inner.append(layouts.most * one)
         last.append(layouts.last * one + end)
         whole.append((total + layouts.inner) * one + start + end)
+        if shown is not None:
+            first[-1] = first[-1] + shown.first[each]
+            inner[-1] = inner[-1] + shown.inner[each]
+            last[-1] = last[-1] + shown.last[each]
+            outer = shown.first[each] + np.where(layouts.pp > 1, shown.last[each], 0.0)
+            whole[-1] = whole[-1] + outer + between * shown.inner[each]
     return Stages((first[0], first[1]), (inner[0], inner[1]), (last[0], last[1]), (whole[0], whole[1]))
 
 
@@ -182,7 +202,7 @@ def _message(target: Target, layouts: Layouts, literal: bool) -> Array:
     tokens = layouts.micro * target.sequence / layouts.cp
     cut = layouts.tp if not literal else np.where(layouts.sequence > 0, layouts.tp, 1.0)
     num_bytes = tokens * target.shapes.hidden * target.stored / cut
-    return message_seconds(target, num_bytes, layouts.stride(Axis.PP))
+    return message_seconds(target, num_bytes, layouts.stride(Axis.PP), layouts.pp)
 
 
 def _smooth(busy: Array, host: Array) -> Array:

@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli import request
+from meshwright.cli.launcher import place_of_launcher, told_once
 from meshwright.cli.output import print_json, print_styled
 from meshwright.config.errors import RequestError
 
 if TYPE_CHECKING:
+    from meshwright.config.schema import RunConfig
+    from meshwright.plan.plan import Plan
     from meshwright.price.calibration import Measured
+
+_BLOCKS = 2
+_MICROS = (1, 4)
 
 __all__ = ["EXAMPLES", "HELP", "NAME", "add_arguments", "run"]
 
@@ -40,20 +46,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Tell and measure; 0, or 1 where ranks failed."""
     from meshwright.cli.machine import facts
     from meshwright.cli.measuring import measure
-    from meshwright.launch.environment import PlaceError, detect
     from meshwright.launch.local import exit_code, run_here, run_ranks
     from meshwright.plan.resolve import resolve_degrees
 
     if arguments.out and not arguments.calibrate:
         raise RequestError("--out", "is where --calibrate writes", ("--calibrate --out FILE",))
-    try:
-        place = detect()
-    except PlaceError as error:
-        raise RequestError("the launcher's environment", str(error)) from None
-    run_config = request.load(arguments)
-    degrees = resolve_degrees(run_config, None if place is None else place.world)
+    place = place_of_launcher()
+    with told_once(place):
+        run_config = request.load(arguments)
+        degrees = resolve_degrees(run_config, None if place is None else place.world)
     at = {name: getattr(degrees, name) for name in ("dp", "tp", "pp", "cp", "ep")}
-    given: tuple[Any, ...] = (at, degrees.order, run_config.train.device.value, arguments.calibrate)
+    plans = _plans(run_config) if arguments.calibrate else ()
+    given: tuple[Any, ...] = (at, degrees.order, run_config.train.device.value, arguments.calibrate, plans)
     found: list[Measured] = []
     if place is None:
         code = exit_code(lambda: found.extend(run_ranks(measure, degrees.ranks, *given)))
@@ -65,6 +69,28 @@ def run(arguments: argparse.Namespace) -> int:
         return code
     _tell(arguments, dict(facts()), found[0])
     return 0
+
+
+def _plans(run: RunConfig) -> tuple[Plan, ...]:
+    """Two runs of one rank, on micro-batches of different size, whose units say what blocks of this model take."""
+    from dataclasses import replace
+
+    from meshwright.arch.resolve import arch_from_model
+    from meshwright.config.load import change_run
+    from meshwright.plan.resolve import resolve
+
+    whole = [f"mesh.{axis}=1" for axis in ("dp", "tp", "pp", "cp", "ep")]
+    plain = [*whole, "parallel.zero=0", "parallel.zero_shard_within=0", "parallel.sequence=false", "parallel.chunks=1",
+             "parallel.schedule=1f1b", "parallel.stages=balanced", "parallel.recompute=none", "parallel.offload=none",
+             "parallel.compile=false"]  # fmt: skip
+    arch = arch_from_model(run.model)
+    if arch.experts is not None or arch.latent is not None or arch.alibi:
+        return ()  # priced, but not run yet
+    few = replace(arch, layers=min(arch.layers, _BLOCKS))
+    return tuple(
+        resolve(change_run(run, [*plain, f"batch.micro={micro}", f"batch.global={2 * micro}"]), few)
+        for micro in _MICROS
+    )
 
 
 def _tell(arguments: argparse.Namespace, known: dict[str, str], measured: Measured) -> None:
