@@ -17,7 +17,9 @@ TENSOR, DECLARED, CALLS = "parallel/tensor.py", "plan/strategies/tensor.py", "pl
 DIRECT, DIRECT_TENSOR, LINEAR, VOCABULARY = (
     f"parallel/{name}.py" for name in ("direct", "tensor_direct", "tensor_linear", "tensor_vocabulary")
 )
+FORMS = "parallel/recompute_forms.py"
 RECIPES, OFFLOAD = "parallel/recompute.py", "parallel/offload.py"
+NORMS, ROTATION = "parallel/norms.py", "parallel/rotation.py"
 
 
 def runs(mesh: dict[str, int], micro: int = 1, sequences: int = 12, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -31,6 +33,8 @@ PIPE = runs({"dp": 1, "pp": 2}, micro=2)
 TP = runs({"dp": 1, "tp": 2}, micro=4)
 GPT2 = {"family": "gpt2", "max_positions": 64}
 SELECTIVE = runs({"dp": 1}, micro=4, parallel={"recompute": "selective"})
+SELECTIVE_TP = runs({"dp": 1, "tp": 2}, micro=4, parallel={"recompute": "selective", "sequence": False})
+SELECTIVE_SEQUENCE = runs({"dp": 1, "tp": 2}, micro=4, parallel={"recompute": "selective", "sequence": True})
 AWAY = runs({"dp": 2}, micro=2, parallel={"zero": 3, "offload": "params"})
 
 FAULTS = [
@@ -276,6 +280,17 @@ FAULTS = [
         "(statistics[0] - most_N).exp_().div_(sums_N)", "torch.ones_like(most_N).div_(sums_N)",
         TP, "head.weight",
     ),
+    # ------------------------------------------------------------------ between the products
+    Fault(
+        "the gradient of a norm's input has no mean", NORMS,
+        "dx.add_(sums.mul_(scale), alpha=1 / x.shape[-1]).to(x.dtype)", "dx.to(x.dtype)",
+        DP, "layers.1.mlp.down.weight",
+    ),
+    Fault(
+        "gradients are turned on, not back", ROTATION,
+        "_turned(g, cos, sin, -1)", "_turned(g, cos, sin, 1)",
+        DP, "layers.1.attention.query.weight",
+    ),
     # ------------------------------------------------------------------ what is made again, what lives elsewhere
     Fault(
         "queries and keys are not rotated", RECIPES,
@@ -287,6 +302,17 @@ FAULTS = [
         "gains of recipes are counted twice", RECIPES,
         "of_parameters = [next(found)", "of_parameters = [2 * next(found)",
         SELECTIVE, "layers.1.mlp_norm.weight", "factor",
+    ),
+    Fault(
+        "the gradient of columns made again is not summed", FORMS,
+        "return gs, begin_input_gradient(gs, weights, group, False)", "return gs, partial(input_gradient, gs, weights)",
+        SELECTIVE_TP, "layers.1", ledger=True,
+    ),
+    Fault(
+        "a row product made again reads a part of the cotangent", FORMS,
+        "whole = [gathered(g, group) if sequence else g for g in gs]",
+        "whole = [gathered(g, group).zero_() if sequence else g for g in gs]",
+        SELECTIVE_SEQUENCE, "layers.1",
     ),
     Fault(
         "what visited does not go home", OFFLOAD,

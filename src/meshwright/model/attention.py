@@ -17,6 +17,9 @@ from meshwright.model.rows import Rows
 Core = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """Queries (B, S, H, K), keys and values (B, S, G, K), mask -> (B, S, H, K): see `attend`."""
 
+Rotation = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Heads (B, S, H, K), cosines and sines (B or 1, S, 1, K/2) -> (B, S, H, K): see `rotate`."""
+
 
 class Attention(nn.Module):
     """Queries, keys and values from the stream, rotated; attention within rows' masks; projected back."""
@@ -25,6 +28,7 @@ class Attention(nn.Module):
         super().__init__()
         self.products: Products = separate_products
         self.core: Core = attend
+        self.rotation: Rotation = rotate
         self.head_dim = arch.head_dim
         self.windowed = arch.window(layer) > 0
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
@@ -48,8 +52,8 @@ class Attention(nn.Module):
         k_BSGK = self.key_norm(key.view(heads_BSHK))
         v_BSGK = value.view(heads_BSHK)
         if rows.cos is not None and rows.sin is not None:
-            q_BSHK = rotate(q_BSHK, rows.cos, rows.sin)
-            k_BSGK = rotate(k_BSGK, rows.cos, rows.sin)
+            q_BSHK = self.rotation(q_BSHK, rows.cos, rows.sin)
+            k_BSGK = self.rotation(k_BSGK, rows.cos, rows.sin)
         y_BSHK = self.core(q_BSHK, k_BSGK, v_BSGK, rows.window_mask if self.windowed else rows.mask)
         return y_BSHK.flatten(0, 1).flatten(1)
 

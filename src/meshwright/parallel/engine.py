@@ -29,6 +29,7 @@ from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.executor import Executor
 from meshwright.parallel.norms import apply_norms
 from meshwright.parallel.recompute import apply_selective
+from meshwright.parallel.rotation import apply_rotation
 from meshwright.parallel.split import WeightProducts
 from meshwright.parallel.store import Store
 from meshwright.parallel.support import check_supported
@@ -138,10 +139,11 @@ class Engine:
         return running.program.kind, running.position
 
     def _apply_strategies(self, units: dict[int, nn.Module]) -> None:
-        """Replace forwards: norms, tensor axis, products, recomputation, compilation, in this order."""
+        """Replace forwards: norms and rotation, tensor axis, products, recomputation, compilation, in this order."""
         execution = self.plan.execution
         if not execution.compile:  # a compiler fuses them by itself
             apply_norms(units.values())
+            apply_rotation(units.values())
         if self.plan.degrees.tp > 1:
             self._apply_tensor(units)
         elif not execution.compile:

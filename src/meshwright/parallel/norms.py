@@ -54,7 +54,7 @@ class _RMSNorm(torch.autograd.Function):
         norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=precise)
         scale = norms.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, scale, weight_D)
-        y = (x * scale).mul_(weight_D)
+        y: Tensor = (x * scale).mul_(weight_D)
         return y.to(x.dtype)
 
     @staticmethod
@@ -67,5 +67,6 @@ class _RMSNorm(torch.autograd.Function):
             g_, x_, w_D.shape, torch.zeros_like(scale), scale, w_D, None, [*needed, False]
         )
         if needed[0]:
-            dx = dx.add_(torch.matmul(g_, w_D).unsqueeze_(-1).div_(x.shape[-1]).mul_(scale)).to(x.dtype)
+            sums = torch.matmul(g_, w_D).unsqueeze_(-1)
+            dx = dx.add_(sums.mul_(scale), alpha=1 / x.shape[-1]).to(x.dtype)
         return dx if needed[0] else None, dw_D.to(weight_D.dtype) if needed[1] else None, None

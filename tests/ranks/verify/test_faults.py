@@ -18,7 +18,7 @@ from meshwright.data.batch import Batch
 from meshwright.launch.join import leave
 from meshwright.model import attention
 from meshwright.optim import update
-from meshwright.parallel import executor
+from meshwright.parallel import executor, rotation
 from meshwright.parallel.engine import Engine, Evaluation
 from meshwright.parallel.executor import Executor
 from meshwright.parallel.store import Store
@@ -162,7 +162,7 @@ def unturned_keys(rank: int) -> Any:
     def rotate(original: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         return x if x.shape[2] == 2 else original(x, cos, sin)
 
-    return _method(attention, "rotate", rotate)
+    return _method(rotation, "direct_rotate", rotate)
 
 
 def other_seed(rank: int) -> Any:
