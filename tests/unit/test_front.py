@@ -29,7 +29,8 @@ def test_a_mesh_is_plain_data_until_it_starts() -> None:
 def test_names_exist_and_others_do_not() -> None:
     assert {*mw.__all__} <= {*dir(mw)}
     assert all(callable(getattr(mw, name)) for name in {*mw.__all__} - {"checkpoint"})
-    assert callable(mw.checkpoint.save) and callable(mw.checkpoint.load)
+    assert callable(mw.checkpoint.save)
+    assert callable(mw.checkpoint.load)
     with pytest.raises(AttributeError, match="nothing"):
         mw.nothing  # noqa: B018
 
@@ -37,3 +38,14 @@ def test_names_exist_and_others_do_not() -> None:
 def test_planning_needs_no_torch() -> None:
     code = "import sys, meshwright as mw; mw.plan({}); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_plan_prints_what_was_decided() -> None:
+    plan = mw.plan({"mesh": {"dp": 2, "pp": 2}, "parallel": {"zero": 1, "schedule": "zb-h1"}})
+    lines = dict(line.split(maxsplit=1) for line in str(plan).splitlines())
+    assert plan.math in lines["plan"]
+    assert plan.layout in lines["plan"]
+    assert lines["mesh"] == "4 ranks: pp 2 x dp 2"
+    assert lines["sharding"].startswith("stage 1, within 0")
+    assert lines["pipeline"].startswith("schedule zb-h1, chunks 1")
+    assert lines["batch"].endswith("2 micro-batches of 4 on each of 2 replicas")

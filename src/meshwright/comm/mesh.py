@@ -41,7 +41,8 @@ class Mesh:
         mesh = Mesh(dp=2, tp=2)          # plain data
         mesh.start()                     # joins the default process group, which must have 4 ranks
 
-    A mesh of one rank needs no process group.
+    Where there is none yet, a rank that torchrun started makes it: NCCL and its own device with CUDA, else gloo. A
+    mesh of one rank needs no process group.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Mesh:
         self._communicators: dict[GroupName, Communicator] = {}
         self._links: dict[tuple[int, int], Communicator] = {}
         self._ledger = Ledger(Transport.DIRECT)
+        self._made_world = False
 
     @classmethod
     def of(cls, plan: Plan) -> Mesh:
@@ -91,8 +93,10 @@ class Mesh:
         """Create every communicator of this rank. Collective over all ranks; a second call is an error."""
         if self._communicators:
             raise RuntimeError("this mesh has been started already")
-        if self.degrees.ranks == 1 and not dist.is_initialized():
-            return self
+        if not dist.is_initialized():
+            if self.degrees.ranks == 1:
+                return self
+            self._made_world = _join_launcher()
         self._check_world()
         self.rank = dist.get_rank()
         native = dist.get_backend() == "nccl"
@@ -123,19 +127,22 @@ class Mesh:
         return self._links[source, target]
 
     def close(self) -> None:
-        """Forget the communicators; the default process group is whoever's made it."""
+        """Forget the communicators. The default process group ends with them where `start` made it."""
         for process_group in {id(c.process_group): c.process_group for c in self._all()}.values():
             if process_group is not dist.group.WORLD:
                 dist.destroy_process_group(process_group)
         self._communicators.clear()
         self._links.clear()
+        if self._made_world:
+            dist.destroy_process_group()
+            self._made_world = False
 
     def _all(self) -> list[Communicator]:
         return [*self._communicators.values(), *self._links.values()]
 
     def _check_world(self) -> None:
         if not dist.is_initialized():
-            raise RuntimeError("join a process group first: torch.distributed.init_process_group, or a launcher")
+            raise RuntimeError("no process group: start the ranks with torchrun, or call dist.init_process_group first")
         world = dist.get_world_size()
         if world != self.degrees.ranks:
             raise ValueError(f"the mesh has {self.degrees.ranks} ranks, the process group {world}")
@@ -174,6 +181,16 @@ def ring(stages: int) -> list[tuple[int, int]]:
         return []
     pairs = [(stage, (stage + 1) % stages) for stage in range(stages if stages > 2 else 1)]
     return [link for first, second in pairs for link in ((first, second), (second, first))]
+
+
+def _join_launcher() -> bool:
+    """Make the default process group from what torchrun says of this rank; False where it started none."""
+    if not dist.is_torchelastic_launched():
+        return False
+    if torch.cuda.is_available():
+        torch.cuda.set_device(dist.get_node_local_rank())
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return True
 
 
 def _new_group(ranks: tuple[int, ...], name: str, own: bool = False) -> dist.ProcessGroup | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from meshwright.layout.rows import PADDING_SAMPLE, Integers, Rows, part_of, take_columns
+from meshwright.layout.rows import PADDING_SAMPLE, Integers, Rows, part_of, take_columns, whole_rows
 
 IGNORED = -100
 """The label of a token that is not trained."""
@@ -22,6 +22,16 @@ class Batch:
     labels: Integers
     """(B, S) the token that follows each, int64; -100 where it is not trained."""
     rows: Rows
+
+    @classmethod
+    def of_tokens(cls, tokens: Integers, step: int = 0) -> Batch:
+        """Whole sequences (B, S + 1) of one step: inputs are the first S tokens, labels the last S, all trained.
+
+        `step` numbers the samples through, which decides what dropout draws.
+        """
+        samples = step * len(tokens) + np.arange(len(tokens), dtype=np.int64)
+        inputs, labels = (np.ascontiguousarray(part, dtype=np.int64) for part in (tokens[:, :-1], tokens[:, 1:]))
+        return cls(inputs, labels, whole_rows(step, samples, inputs.shape[1], None))
 
     @property
     def num_sequences(self) -> int:

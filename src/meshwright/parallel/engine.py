@@ -20,7 +20,7 @@ from meshwright.comm.mesh import Mesh
 from meshwright.comm.registry import registered
 from meshwright.config.choices import Recompute
 from meshwright.data.batch import Batch
-from meshwright.layout.groups import GroupName
+from meshwright.layout.groups import GroupName, groups
 from meshwright.model.decoder import Decoder, build_decoder
 from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.compile import compile_units
@@ -73,8 +73,8 @@ class Engine:
     """One rank of a run: `mesh` has been started; all ranks call the same methods in the same order.
 
     `model`, a decoder of the plan's architecture, is taken over in place; its values are not read. `schedule` replaces
-    the pipeline schedule that the plan names, on all ranks. Without `start_values` parameters are
-    left as they are allocated, for whoever fills them. `read` brings the few numbers that decide a step to the host.
+    the pipeline schedule that the plan names, on all ranks. Without `start_values` parameters are left as they are
+    allocated, for whoever fills them. `read` brings the few numbers that decide a step to the host.
     """
 
     def __init__(
@@ -121,6 +121,11 @@ class Engine:
         done = self._train
         loss, count = done.read()
         return StepResult(loss, done.norm, count, done.finite, done.stops, done.overflowed, self.loss_scale.value)
+
+    def share(self, batch: Batch) -> Batch:
+        """This rank's sequences of a global batch: a contiguous slice by its place among the replicas."""
+        group = groups(self.plan.degrees)[GroupName.BATCH]
+        return batch.part(group.place(self.plan.degrees, self.mesh.coordinates), group.size)
 
     def evaluate(self, batch: Batch) -> Evaluation:
         """Forward only, on this rank's share of a batch of the same shape as a training batch."""

@@ -9,7 +9,8 @@ field that decides nothing in a layout has one canonical value there, and `check
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from meshwright.arch.arch import Arch
 from meshwright.config.choices import (
@@ -169,3 +170,26 @@ class Plan:
     def hash(self) -> str:
         """What names the plan in files: both hashes."""
         return f"{self.math}-{self.layout}"
+
+    def __str__(self) -> str:
+        """What was decided, a line a subject; `meshwright explain` tells what follows from it."""
+        replicas = self.degrees.dp * self.degrees.ep
+        ways = [f"{axis} {self.degrees.on(axis)}" for axis in self.degrees.order if self.degrees.on(axis) > 1]
+        batch = f"{self.batch.sequences} sequences of {self.data.sequence_length} tokens a step: "
+        batch += f"{self.accumulation} micro-batches of {self.batch.micro} on each of {replicas} replicas"
+        lines = {
+            "plan": f"{self.name}, math {self.math}, layout {self.layout}",
+            "model": f"{self.arch.family}, {self.arch.layers} layers of {self.arch.hidden}, {self.arch.vocab} tokens",
+            "batch": batch,
+            "mesh": f"{self.degrees.ranks} ranks: {' x '.join(ways) or 'one process'}",
+            **{part: _fields(getattr(self, part)) for part in ("sharding", "pipeline", "execution", "precision")},
+        }
+        return "\n".join(f"{name:<10}{text}" for name, text in lines.items())
+
+
+def _fields(part: Any) -> str:
+    return ", ".join(f"{each.name} {_text(getattr(part, each.name))}" for each in fields(part))
+
+
+def _text(value: object) -> str:
+    return "yes" if value is True else "no" if value is False else str(value)
