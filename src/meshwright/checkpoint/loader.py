@@ -21,7 +21,8 @@ from meshwright.checkpoint.source import Source, checkpoint_source, fill
 from meshwright.checkpoint.state import owned_state, shapes, state_name
 from meshwright.checkpoint.storage import Storage
 from meshwright.checkpoint.views import Held, Views
-from meshwright.comm.agree import Side
+from meshwright.comm.agree import Side, refused_by, words
+from meshwright.config.errors import RequestError
 from meshwright.layout.fingerprint import add, shown
 from meshwright.layout.moves import Piece
 from meshwright.optim.update import STATE_NAMES
@@ -76,18 +77,24 @@ def load_weights(engine: Engine, source: Source, side: Side) -> None:
 
 
 def agreed(side: Side, action: Callable[[], T]) -> T:
-    """Do `action` on every rank; where it fails on one, all raise what the first of them raised. Collective."""
+    """Do `action` on every rank; where it fails on one, all raise what the first of them raised; a refusal of the
+    request is raised elsewhere as one that stops because of that rank. Collective."""
     result: T | None = None
+    refusal: RequestError | None = None
     told: dict[str, object] = {}
     try:
         result = action()
+    except RequestError as error:
+        refusal, told = error, {"refused": words(error).decode()}
     except DamagedError as error:
         names = ("file", "problem", "tensor", "expected", "actual")
         told = {"damaged": {name: getattr(error, name) for name in names}}
     except (CheckpointError, OSError) as error:
         told = {"message": str(error)}
-    for message in side.together(json.dumps(told).encode()):
+    for rank, message in enumerate(side.together(json.dumps(told).encode())):
         value = json.loads(message)
+        if "refused" in value:
+            raise refused_by(side, rank, value["refused"].encode(), refusal)
         if "damaged" in value:
             raise DamagedError(**value["damaged"])
         if "message" in value:

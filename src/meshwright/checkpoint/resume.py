@@ -156,24 +156,14 @@ def _agreed_choice(
     bad: tuple[str, ...],
 ) -> tuple[str, str, list[str]] | None:  # fmt: skip
     """Rank 0 looks, all know: (address, path, what to tell)."""
-    refusal: RequestError | None = None
 
     def choose() -> bytes:
-        nonlocal refusal
         if side.rank:
             return b""
-        try:
-            found = look(folder, plan, wanted, corpus=corpus, accept_changes=accept_changes, worse_than=bad)
-        except RequestError as error:
-            refusal = error
-            return json.dumps(["", str(error), []]).encode()
+        found = look(folder, plan, wanted, corpus=corpus, accept_changes=accept_changes, worse_than=bad)
         return json.dumps(None if found is None else [found.address, found.path, list(found.skipped)]).encode()
 
     said = json.loads(side.broadcast(agreed(side, choose)))
-    if refusal is not None:
-        raise refusal
-    if said is not None and not said[0]:
-        raise CheckpointError(said[1])
     return None if said is None else (said[0], said[1], said[2])
 
 

@@ -34,14 +34,18 @@ def load(arguments: argparse.Namespace) -> RunConfig:
     return load_run(path, overrides)
 
 
-def planned(arguments: argparse.Namespace, launched: int | None = None) -> tuple[RunConfig, Plan]:
+def planned(
+    arguments: argparse.Namespace, launched: int | None = None, *, exactly: bool = True
+) -> tuple[RunConfig, Plan]:
     """Return the run asked for and its plan, for commands that run something; torch is not needed.
 
-    ``launched``: ranks that a launcher started; without one ``--ranks`` counts. Raises ``RequestError``.
+    ``launched``: ranks that a launcher started; without one ``--ranks`` counts. Not ``exactly``: a run that states its
+    mesh may have another number of ranks. Raises ``RequestError``.
     """
     from meshwright.arch.families import check_runs
     from meshwright.arch.resolve import arch_from_model
     from meshwright.config.built import check_built
+    from meshwright.config.choices import Fill
     from meshwright.plan.resolve import resolve
 
     run = load(arguments)
@@ -53,6 +57,8 @@ def planned(arguments: argparse.Namespace, launched: int | None = None) -> tuple
         )
     arch = arch_from_model(run.model)
     check_runs(arch)
+    if not exactly and not isinstance(run.mesh.dp, Fill):
+        launched = None
     return run, resolve(run, arch, asked if launched is None else launched)
 
 

@@ -6,13 +6,19 @@ step's collectives run. Messages are bytes; nothing is pickled. Its traffic is i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Side"]
+from meshwright.config.errors import RequestError
+
+__all__ = ["Side", "refused_by", "refused_together", "words"]
+
+T = TypeVar("T")
 
 _BITS = (1 << 64) - 1
 
@@ -79,6 +85,34 @@ class Side:
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
+
+
+def refused_together(side: Side, action: Callable[[], T]) -> T:
+    """Do `action` on every rank; where it refuses the request on one, all raise that refusal. Collective."""
+    try:
+        result, refusal = action(), None
+    except RequestError as error:
+        result, refusal = None, error
+    for rank, message in enumerate(side.together(words(refusal))):
+        if message:
+            raise refused_by(side, rank, message, refusal)
+    return result  # type: ignore[return-value]
+
+
+def words(refusal: RequestError | None) -> bytes:
+    """A refusal as a message between ranks; empty for none."""
+    if refusal is None:
+        return b""
+    value, rule = (refusal.value, refusal.rule) if not refusal.problems else (str(refusal), "")
+    return json.dumps([value, rule, refusal.nearest]).encode()
+
+
+def refused_by(side: Side, rank: int, message: bytes, own: RequestError | None = None) -> RequestError:
+    """What to raise here of a refusal of `rank`: there the very error, elsewhere that it stops because of that one."""
+    if rank == side.rank and own is not None:
+        return own
+    value, rule, nearest = json.loads(message)
+    return RequestError(f"stopped because of rank {rank}: {value}", rule, nearest)
 
 
 def _tensor(message: bytes) -> Tensor:

@@ -54,11 +54,13 @@ class Call:
 
     Attributes:
         mistakes: exception types that are the user's mistake: told without a traceback.
+        refusals: exception types that mean that the request was wrong.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    mistakes: tuple[type[BaseException], ...]
+    mistakes: tuple[type[BaseException], ...] = ()
+    refusals: tuple[type[BaseException], ...] = ()
 
 
 def enter(folder: str, environment: dict[str, str], call: bytes) -> bytes:
@@ -76,15 +78,16 @@ def enter(folder: str, environment: dict[str, str], call: bytes) -> bytes:
     _write(file.with_suffix(".pid"), str(os.getpid()))
     interrupt_once()
     mistakes: tuple[type[BaseException], ...] = ()
+    refusals: tuple[type[BaseException], ...] = ()
     try:
         prepare(num_threads(place.world))
         asked: Call = pickle.loads(call)
-        mistakes = asked.mistakes
+        mistakes, refusals = asked.mistakes, asked.refusals
         result = pickle.dumps(asked.function(place, status, *asked.args))
     except KeyboardInterrupt:
         os._exit(_INTERRUPTED)  # no failure: the launching process knows who was interrupted
     except BaseException as error:
-        failure = from_exception(error, place.rank, time.monotonic(), status, mistakes)
+        failure = from_exception(error, place.rank, time.monotonic(), status, mistakes, refusals)
         _write(file.with_suffix(".error"), to_json(failure))
         sys.stdout.flush()
         sys.stderr.flush()

@@ -38,12 +38,17 @@ def join(place: Place, device: str = "cpu", timeout_s: float = TIMEOUT_S) -> Non
         JoinError: the port is taken or held by a stranger (within 2 s of its first answer), another process has this
             rank, or some ranks did not arrive in time.
     """
+    start_group(meet(place, timeout_s), place.rank, place.world, device, place.local_rank, timeout_s)
+
+
+def meet(place: Place, timeout_s: float = TIMEOUT_S) -> Store:
+    """The store of this attempt of the run, once every rank has come to it; raises JoinError as `join` does."""
     store = _open_store(place, timeout_s)
     try:
         attempt = agree(store, place.rank, place.world, place.run_id, timeout_s)
     except JoinError as error:
         raise JoinError(f"{error} (the store is at {place.master_addr}, port {place.master_port})") from None
-    _start_group(PrefixStore(attempt, store), place.rank, place.world, device, place.local_rank, timeout_s)
+    return PrefixStore(attempt, store)
 
 
 def join_file(
@@ -51,7 +56,7 @@ def join_file(
 ) -> None:
     """Makes the default process group of ranks on one host that share a file; no port is opened for the meeting."""
     store = FileStore(str(path), world)
-    _start_group(PrefixStore(attempt, store), rank, world, device, rank, timeout_s)
+    start_group(PrefixStore(attempt, store), rank, world, device, rank, timeout_s)
 
 
 def leave() -> None:
@@ -60,7 +65,8 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def _start_group(store: Store, rank: int, world: int, device: str, local_rank: int, timeout_s: float) -> None:
+def start_group(store: Store, rank: int, world: int, device: str, local_rank: int, timeout_s: float) -> None:
+    """Makes the default process group of `world` ranks; `store` holds nothing of another group."""
     if device not in {"cpu", "cuda"}:
         raise ValueError(f"device {device!r} has no process group; cpu and cuda have")
     device_id = None

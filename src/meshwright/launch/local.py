@@ -16,7 +16,7 @@ from pathlib import Path
 from signal import SIGTERM, Signals
 from typing import Any
 
-from meshwright.launch.environment import Place, local_snapshot, num_threads
+from meshwright.launch.environment import Place, PlaceError, local_snapshot, num_threads
 from meshwright.launch.forkserver import start_server
 from meshwright.launch.report import Failure, first_failure, from_exception
 from meshwright.launch.status import RankStatus
@@ -24,17 +24,22 @@ from meshwright.launch.status import RankStatus
 # Time for ranks to save after SIGTERM before they are killed.
 STOP_S = 120.0
 _MONITOR_S = 0.05
-_FAILED, _SIGNAL = 1, 128
+# How long a rank that says nothing waits to be ended by its launcher, which ends all as soon as one has left: the one
+# that tells what was wrong shall have told it.
+_SILENT_S = 5.0
+_FAILED, _REFUSED, _SIGNAL = 1, 2, 128
 
 
 class LaunchError(RuntimeError):
-    """A rank failed, and all have ended. `failure` is the first one; the message is its closing line."""
+    """A rank failed, and all have ended. `failure` is the first one; the message is its closing line.
 
-    exit_code = _FAILED
+    `exit_code` is 1, or 2 where the rank refused the request.
+    """
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.line())
         self.failure = failure
+        self.exit_code = _REFUSED if failure.refused else _FAILED
 
 
 class InterruptedRanksError(RuntimeError):
@@ -50,6 +55,7 @@ def run_ranks(
     world: int,
     *args: Any,
     mistakes: tuple[type[BaseException], ...] = (),
+    refusals: tuple[type[BaseException], ...] = (),
     preload: tuple[str, ...] = (),
     stop_s: float = STOP_S,
 ) -> list[Any]:
@@ -61,6 +67,7 @@ def run_ranks(
 
     Args:
         mistakes: exception types told without a traceback, for they are the user's.
+        refusals: exception types that mean that the request was wrong.
         preload: modules the ranks import, imported once in the fork server (if this call starts it).
         stop_s: seconds for ranks to end by themselves after SIGTERM.
 
@@ -74,7 +81,7 @@ def run_ranks(
     from meshwright.launch.entry import Call, enter
     from meshwright.launch.watch import Watch
 
-    call = pickle.dumps(Call(function, args, mistakes))
+    call = pickle.dumps(Call(function, args, mistakes, refusals))
     with tempfile.TemporaryDirectory(prefix="meshwright-launch-") as folder:
         watch = Watch(Path(folder), world, stop_s)
         watch.start()
@@ -88,7 +95,11 @@ def run_ranks(
 
 
 def run_here(
-    function: Callable[..., Any], place: Place, *args: Any, mistakes: tuple[type[BaseException], ...] = ()
+    function: Callable[..., Any],
+    place: Place,
+    *args: Any,
+    mistakes: tuple[type[BaseException], ...] = (),
+    refusals: tuple[type[BaseException], ...] = (),
 ) -> Any:
     """Calls `function(place, status, *args)` in this process, a rank that a launcher started.
 
@@ -102,23 +113,38 @@ def run_here(
     try:
         return function(place, status, *args)
     except Exception as error:
-        raise LaunchError(from_exception(error, place.rank, time.monotonic(), status, mistakes)) from None
+        failure = from_exception(error, place.rank, time.monotonic(), status, mistakes, refusals)
+        raise LaunchError(failure) from None
 
 
 def exit_code(call: Callable[[], object]) -> int:
-    """Makes a launch a command: 0, or after printing what ended it (the closing line last, on stderr) 1, 130, 143."""
+    """Makes a launch a command: 0, or after printing what ended it (the closing line last, on stderr) 1, 2, 130, 143.
+
+    A rank that stops because another one refused the request is silent: that one tells it.
+    """
     try:
         call()
     except LaunchError as error:
         sys.stdout.flush()
+        if error.failure.refused and error.failure.is_consequence:
+            return leave_silently()
         sys.stderr.write(error.failure.traceback)
         print(error.failure.line(), file=sys.stderr, flush=True)
         return error.exit_code
+    except PlaceError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return _REFUSED
     except InterruptedRanksError as error:
         sys.stdout.flush()
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
     return 0
+
+
+def leave_silently() -> int:
+    """The exit code of a rank that refuses what another one tells; returns after that one had time to."""
+    time.sleep(_SILENT_S)
+    return _REFUSED
 
 
 def _run_agent(

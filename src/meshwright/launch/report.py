@@ -31,6 +31,7 @@ class Failure:
         kind: the exception's type; empty for a process that ended without a word.
         exit_code: of such a process; negative: the signal; None: not known.
         traceback: empty when it would tell the user nothing (their own mistake) or there is none.
+        refused: what was asked for cannot be done; nothing broke.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class Failure:
     phase: str = ""
     traceback: str = ""
     exit_code: int | None = None
+    refused: bool = False
 
     @property
     def is_consequence(self) -> bool:
@@ -48,7 +50,9 @@ class Failure:
         return bool(self.kind and _CONSEQUENCE.search(self.message))
 
     def line(self) -> str:
-        """The closing line: `rank 1 failed at step 15, in backward: ValueError: ...`."""
+        """The closing line: `rank 1 failed at step 15, in backward: ValueError: ...`, or a refusal's message alone."""
+        if self.refused:
+            return f"error: {self.message}"
         where = describe(self.step, self.phase)
         where = f" {where}" if where else ""
         if self.kind:
@@ -58,14 +62,20 @@ class Failure:
 
 
 def from_exception(
-    error: BaseException, rank: int, at: float, status: RankStatus, mistakes: tuple[type[BaseException], ...] = ()
+    error: BaseException,
+    rank: int,
+    at: float,
+    status: RankStatus,
+    mistakes: tuple[type[BaseException], ...] = (),
+    refusals: tuple[type[BaseException], ...] = (),
 ) -> Failure:
     """Describes an exception, its notes included; the user's mistakes and failures to meet without a traceback."""
-    with_traceback = not isinstance(error, (PlaceError, JoinError, *mistakes))
+    with_traceback = not isinstance(error, (PlaceError, JoinError, *mistakes, *refusals))
     frames = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is the catcher's own
     text = "".join(traceback_module.format_exception(type(error), error, frames)) if with_traceback else ""
     message = "\n".join([str(error), *getattr(error, "__notes__", [])])
-    return Failure(rank, at, type(error).__name__, message, status.step, status.phase, text)
+    refused = isinstance(error, refusals)
+    return Failure(rank, at, type(error).__name__, message, status.step, status.phase, text, refused=refused)
 
 
 def to_json(failure: Failure) -> str:

@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import meshwright
-from meshwright.launch.environment import Place, snapshot
-from meshwright.launch.status import RankStatus
+from meshwright.launch.environment import snapshot
 
 __all__ = ["Fault", "FaultError", "Tables", "Trial", "apply", "child", "try_fault"]
 
@@ -174,17 +173,11 @@ def _dry(plan: Any) -> tuple[str, str]:
 def _climb(rung: Any) -> tuple[str | None, str | None, str]:
     from meshwright.launch.forkserver import start_server
     from meshwright.launch.local import run_ranks
-    from meshwright.verify.verify import judge, make_references
+    from meshwright.verify.verify import climb_here, judge, make_references
 
     start_server((__name__,))
     with tempfile.TemporaryDirectory(prefix="meshwright-fault-") as folder:
         references = make_references(rung.plan, Path(folder) / "reference")
-        reports = run_ranks(_on_rank, rung.plan.degrees.ranks, rung, references, folder)
+        reports = run_ranks(climb_here, rung.plan.degrees.ranks, [rung], [references], folder)
         first = judge(rung, references, [of_rank[0] for of_rank in reports]).first
     return (first.name, first.likely.cause.value, str(first)) if first is not None else (None, None, "")
-
-
-def _on_rank(place: Place, status: RankStatus, rung: Any, references: Any, folder: str) -> Any:
-    from meshwright.verify.verify import climb_all
-
-    return climb_all(place.rank, [rung], [references], folder, at=lambda phase: status.at(None, phase))

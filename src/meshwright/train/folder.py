@@ -26,7 +26,7 @@ from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
 from meshwright.train.job import Job
 
-__all__ = ["REPORT", "FolderState", "Journal", "folder_state", "is_new", "plan_json", "write_json"]
+__all__ = ["REPORT", "FolderState", "Journal", "check_folder", "folder_state", "is_new", "plan_json", "write_json"]
 
 PLAN, RUN, METRICS, DATA, LEDGER = "plan.json", "run.toml", "metrics.jsonl", "data.jsonl", "ledger.json"
 REPORT = "report.html"
@@ -42,6 +42,12 @@ class FolderState(IntEnum):
 def is_new(job: Job) -> bool:
     """Whether nothing stands under the run's name yet."""
     return not job.folder.exists() or (job.folder.is_dir() and not any(job.folder.iterdir()))
+
+
+def check_folder(job: Job) -> None:
+    """Raises RequestError where the folder is certainly another's: it holds no checkpoints, which others judge."""
+    if job.saving.resume is Resume.AUTO and not any((job.folder / each).exists() for each in ("checkpoints", "latest")):
+        folder_state(job)
 
 
 def folder_state(job: Job) -> FolderState:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
-from meshwright.comm.agree import Side
+from meshwright.comm.agree import Side, refused_together
 from meshwright.comm.gather import gather_integers
 from meshwright.comm.mesh import Mesh, device_of
 from meshwright.config.choices import OnNonfinite
@@ -67,12 +67,15 @@ def train_joined(status: RankStatus, job: Job) -> Outcome:
     """Train as a rank of the default process group; a job of one rank needs none."""
     mesh = Mesh.of(job.plan).start()
     leads = mesh.rank == 0
-    if gather_integers(mesh, [int(leads and is_finished(job))])[0][0]:  # rank 0 looked, all know
-        return Outcome(steps=job.steps, already=True)
     with ExitStack() as stack:
+        side = Side()
+        stack.callback(side.close)
+        finished = refused_together(side, lambda: leads and is_finished(job))
+        if gather_integers(mesh, [int(finished)])[0][0]:  # rank 0 looked, all know
+            return Outcome(steps=job.steps, already=True)
         stop = stack.enter_context(StopRequest())
         status.at(None, "opening the data")
-        feed = rank_feed(job, mesh.rank)
+        feed = refused_together(side, lambda: rank_feed(job, mesh.rank))
         check_same_run(mesh, job.plan, feed.dataset.digest)
         status.at(None, "building the model")
         with warnings.catch_warnings(record=True) as told:
@@ -83,11 +86,9 @@ def train_joined(status: RankStatus, job: Job) -> Outcome:
         progress.say(*(f"warning: {each.message}" for each in told))
         stack.enter_context(progress)
         status.at(None, "loading the checkpoint")
-        side = Side()
-        stack.callback(side.close)
         start = begin(engine, job, side, feed.dataset.digest, progress.say)
         feed = replace(feed, first_step=start.step, consumed=start.samples)
-        journal = stack.enter_context(Journal.open(job, start.step)) if leads else None
+        journal = refused_together(side, lambda: stack.enter_context(Journal.open(job, start.step)) if leads else None)
         saves = stack.enter_context(Saves(engine, job, side, feed.dataset.digest, progress.say))
         return _Loop(job, status, stop, engine, feed, journal, progress, saves).run()
 

@@ -20,10 +20,8 @@ import torch
 
 from meshwright.config.errors import RequestError
 from meshwright.data.batch import IGNORED, Batch
-from meshwright.launch.environment import Place
 from meshwright.launch.forkserver import start_server
 from meshwright.launch.local import run_ranks
-from meshwright.launch.status import RankStatus
 from meshwright.layout.groups import GroupName, groups
 from meshwright.layout.rows import Integers, whole_rows
 from meshwright.model import build_decoder, initialise, rows_to_torch
@@ -34,7 +32,7 @@ from meshwright.plan.rules import check_plan
 from meshwright.verify.ladder import ladder
 from meshwright.verify.settings import DOUBLE, STEPS
 from meshwright.verify.twin import twin
-from meshwright.verify.verify import Outcome, climb_all, judge, make_references
+from meshwright.verify.verify import Outcome, climb_here, judge, make_references
 
 __all__ = ["Normalisation", "check_normalisation"]
 
@@ -86,7 +84,7 @@ def check_normalisation(plan: Plan, labels: Integers, *, device: str = "cpu") ->
     start_server((__name__,))
     with tempfile.TemporaryDirectory(prefix="meshwright-verify-") as folder:
         references = make_references(rung.plan, Path(folder) / "reference", batches)
-        reports = run_ranks(_on_rank, rung.plan.degrees.ranks, [rung], [references], folder, device, batches)
+        reports = run_ranks(climb_here, rung.plan.degrees.ranks, [rung], [references], folder, device, batches)
         outcome = judge(rung, references, [of_rank[0] for of_rank in reports])
     losses, counted = _token_losses(rung.plan, batches[0]), batches[0].labels != IGNORED
     ways = groups(rung.plan.degrees)[GroupName.BATCH].size
@@ -120,10 +118,3 @@ def _token_losses(plan: Plan, batch: Batch) -> Any:
     with torch.no_grad():
         logits_NV = model(torch.from_numpy(batch.inputs), rows)
         return token_losses(logits_NV, torch.from_numpy(batch.labels).flatten()).view(batch.labels.shape).numpy()
-
-
-def _on_rank(place: Place, status: RankStatus, *args: Any) -> Any:
-    rungs, references, folder, device, batches = args
-    return climb_all(
-        place.rank, rungs, references, folder, device, batches=batches, at=lambda phase: status.at(None, phase)
-    )

@@ -24,11 +24,14 @@ _MOST_FLOPS = 2e10  # of a rung: seconds in float64 on one core
 _HEAD_DIM, _VOCAB, _SEQUENCE, _MICRO, _ACCUMULATION = 16, 193, 32, 2, 3
 
 
-def twin(plan: Plan) -> tuple[Plan, str]:
-    """A plan small enough to verify, and what was made smaller; the plan itself and "" where it is small enough."""
-    if work_flops(plan) <= _MOST_FLOPS and plan.degrees.ranks <= MOST_RANKS:
+def twin(plan: Plan, most_ranks: int = MOST_RANKS) -> tuple[Plan, str]:
+    """A plan small enough to verify, and what was made smaller; the plan itself and "" where it is small enough.
+
+    It has at most `most_ranks` ranks, unless so many axes are in use that each of them at its least needs more.
+    """
+    if work_flops(plan) <= _MOST_FLOPS and plan.degrees.ranks <= most_ranks:
         return plan, ""
-    degrees = _degrees(plan)
+    degrees = _degrees(plan, most_ranks)
     stages = _stages(plan, degrees)
     sequence = min(plan.data.sequence_length, _up(_SEQUENCE, 2 * degrees.cp * degrees.tp))
     arch = _arch(plan, degrees, sum(stages), sequence)
@@ -52,7 +55,7 @@ def work_flops(plan: Plan) -> float:
     return 6.0 * parameters * plan.batch.sequences * plan.data.sequence_length * STEPS * len(OPTIMIZERS)
 
 
-def _degrees(plan: Plan) -> Degrees:
+def _degrees(plan: Plan, most_ranks: int) -> Degrees:
     """Divide the largest degree by its smallest prime until few enough ranks are left; none falls to 1.
 
     Sharding inside smaller groups needs four replicas: two groups of two.
@@ -61,7 +64,7 @@ def _degrees(plan: Plan) -> Degrees:
     floor = dict.fromkeys(Axis, 2)
     if plan.sharding.within and ways[Axis.DP] % 4 == 0:
         floor[Axis.DP] = 4
-    while math.prod(ways.values()) > MOST_RANKS:
+    while math.prod(ways.values()) > most_ranks:
         wide = [axis for axis in Axis if ways[axis] > floor[axis]]
         if not wide:
             break

@@ -4,7 +4,7 @@
     ranks                                               \\-> rung 0, rung 1, .. /
 
 Ranks are started once. Each rung joins a process group of exactly its own size, and leaves it; ranks that a rung does
-not need go on to the next.
+not need wait. Under a launcher the ranks are there already: `verify.launched`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from meshwright.config.choices import Dtype, OptimizerKind
 from meshwright.data.batch import Batch
 from meshwright.launch.environment import Place
 from meshwright.launch.forkserver import start_server
-from meshwright.launch.join import join_file, leave
 from meshwright.launch.local import run_ranks
+from meshwright.launch.meeting import Meeting
 from meshwright.launch.status import RankStatus
 from meshwright.plan.plan import Plan
 from meshwright.verify.bands import EXACT, Band, rounding_band
@@ -36,7 +36,18 @@ from meshwright.verify.settings import DOUBLE, OPTIMIZERS, RATES, STEPS, optimiz
 from meshwright.verify.trace import ReferenceFile
 from meshwright.verify.twin import twin
 
-__all__ = ["Outcome", "References", "Report", "climb_all", "judge", "make_references", "verify"]
+__all__ = [
+    "Outcome",
+    "References",
+    "Report",
+    "climb_all",
+    "climb_here",
+    "judge",
+    "judge_all",
+    "make_references",
+    "references_of",
+    "verify",
+]
 
 References = dict[OptimizerKind, Path]
 
@@ -92,13 +103,19 @@ def verify(plan: Plan, *, device: str = "auto", say: Callable[[str], None] = lam
         device = "cuda" if torch.cuda.device_count() >= world else "cpu"
     start_server((__name__,))  # its imports run beside the references
     with tempfile.TemporaryDirectory(prefix="meshwright-verify-") as folder:
-        references = [_reference(rung.plan, Path(folder)) for rung in rungs]
-        reports = run_ranks(_on_rank, world, rungs, references, folder, device)
-        outcomes = tuple(
-            judge(rung, references[number], [of_rank[number] for of_rank in reports if of_rank[number]])
-            for number, rung in enumerate(rungs)
-        )
-    return Report(small, told, outcomes)
+        references = [references_of(rung.plan, Path(folder)) for rung in rungs]
+        reports = run_ranks(climb_here, world, rungs, references, folder, device)
+        return Report(small, told, judge_all(rungs, references, reports))
+
+
+def judge_all(
+    rungs: Sequence[Rung], references: Sequence[References], reports: Sequence[list[list[RankReport]]]
+) -> tuple[Outcome, ...]:
+    """The verdicts on all rungs from what `climb_all` returned on each rank."""
+    return tuple(
+        judge(rung, references[number], [of_rank[number] for of_rank in reports if of_rank[number]])
+        for number, rung in enumerate(rungs)
+    )
 
 
 def judge(rung: Rung, references: References, reports: Sequence[Sequence[RankReport]]) -> Outcome:
@@ -135,8 +152,8 @@ def make_references(plan: Plan, folder: Path, batches: Sequence[Batch] | None = 
     return made
 
 
-def _reference(plan: Plan, folder: Path) -> References:
-    """The references of a rung: equal model and batches share one."""
+def references_of(plan: Plan, folder: Path) -> References:
+    """The references of a rung below `folder`, made where they are not there: equal model and batches share one."""
     own = replace(plan, precision=DOUBLE)
     place = folder / own.math
     if place.is_dir():
@@ -145,31 +162,29 @@ def _reference(plan: Plan, folder: Path) -> References:
 
 
 def climb_all(
-    rank: int, rungs: Sequence[Rung], references: Sequence[References], folder: str, device: str = "cpu", *,
+    meeting: Meeting, rungs: Sequence[Rung], references: Sequence[References], device: str = "cpu", *,
     batches: Sequence[Batch] | None = None, at: Callable[[str], None] = lambda phase: None,
 ) -> list[list[RankReport]]:  # fmt: skip
     """Every rung in turn on this rank, which is in no process group; an empty list where a rung does without it.
 
-    The ranks of a rung meet through a file in `folder`. `at` hears which rung is climbed; `batches` as in `climb`.
+    `at` hears which rung is climbed; `batches` as in `climb`.
     """
     reports: list[list[RankReport]] = []
-    for number, rung in enumerate(rungs):
+    for rung, of_rung in zip(rungs, references, strict=True):
         at(f"rung {rung.name}")
-        world = rung.plan.degrees.ranks
-        if rank >= world:
-            reports.append([])
-            continue
-        if world > 1:
-            join_file(Path(folder) / f"rung-{number}", rank, world, device)
-        try:
-            reports.append(climb(rung.plan, Mesh.of(rung.plan).start(), device, references[number], batches))
-        finally:
-            leave()
+        with meeting.group(rung.plan.degrees.ranks) as member:
+            mesh = Mesh.of(rung.plan)
+            reports.append(climb(rung.plan, mesh.start(), device, of_rung, batches) if member else [])
     return reports
 
 
-def _on_rank(place: Place, status: RankStatus, *args: Any) -> list[list[RankReport]]:
-    return climb_all(place.rank, *args, at=lambda phase: status.at(None, phase))
+def climb_here(
+    place: Place, status: RankStatus, rungs: Sequence[Rung], references: Sequence[References], folder: str,
+    device: str = "cpu", batches: Sequence[Batch] | None = None,
+) -> list[list[RankReport]]:  # fmt: skip
+    """`climb_all` as a rank of this machine, started by `run_ranks`; the ranks meet through a file in `folder`."""
+    meeting = Meeting.through(Path(folder) / "meeting", place.rank, place.world, device)
+    return climb_all(meeting, rungs, references, device, batches=batches, at=lambda phase: status.at(None, phase))
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:

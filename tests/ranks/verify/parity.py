@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch.distributed as dist
+
 from meshwright.checkpoint.fingerprint import fingerprint
 from meshwright.data.batch import Batch
 from meshwright.launch.join import leave
+from meshwright.launch.meeting import Meeting
 from meshwright.layout.fingerprint import add
 from meshwright.layout.moves import Piece, owned
 from meshwright.layout.rectangles import full
@@ -57,10 +60,10 @@ def check_all(jobs: Sequence[Job], reports: Sequence[Sequence[Sequence[Sequence[
 
 
 def _climb(rank: int, jobs: Sequence[Job]) -> list[list[list[RankReport]]]:
+    world = dist.get_world_size()
     leave()  # each rung joins a group of its own size
-    return [
-        climb_all(rank, job.rungs, [job.references] * len(job.rungs), job.folder, batches=job.batches) for job in jobs
-    ]
+    meeting = Meeting.through(Path(jobs[0].folder) / "meeting", rank, world)
+    return [climb_all(meeting, job.rungs, [job.references] * len(job.rungs), batches=job.batches) for job in jobs]
 
 
 def check(each: Job, one: Rung, reports: Sequence[Sequence[RankReport]]) -> None:

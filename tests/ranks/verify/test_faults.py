@@ -16,6 +16,7 @@ import torch
 from meshwright.comm.operations import Handle
 from meshwright.data.batch import Batch
 from meshwright.launch.join import leave
+from meshwright.launch.meeting import Meeting
 from meshwright.model import attention
 from meshwright.optim import update
 from meshwright.parallel import executor, rotation
@@ -276,10 +277,9 @@ def the_rung() -> Rung:
 
 def _faulty(rank: int, case: Case, references: References, folder: str) -> list[RankReport]:
     leave()
-    meeting = Path(folder) / case.name.replace(" ", "-")
-    meeting.mkdir(exist_ok=True)
+    meeting = Meeting.through(Path(folder) / case.name.replace(" ", "-"), rank, 2)
     with case.fault(rank):
-        return climb_all(rank, [the_rung()], [references], str(meeting))[0]
+        return climb_all(meeting, [the_rung()], [references])[0]
 
 
 @pytest.fixture(scope="module")

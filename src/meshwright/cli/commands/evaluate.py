@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli.checkpoints import found, told
+from meshwright.cli.launcher import REFUSALS
 from meshwright.cli.output import print_json
-from meshwright.config.errors import RequestError
 
 __all__ = ["EXAMPLES", "HELP", "NAME", "add_arguments", "run"]
 
@@ -58,7 +58,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         results.append(evaluate_rank(place, RankStatus(), asked, _progress))
     else:
         splits_of(asked)  # what is wrong with the data is told before ranks are started
-        code = exit_code(lambda: results.extend(run_ranks(evaluate_rank, ranks, asked, mistakes=(RequestError,))))
+        code = exit_code(lambda: results.extend(run_ranks(evaluate_rank, ranks, asked, refusals=REFUSALS)))
         if code:
             return code
     result = results[0]

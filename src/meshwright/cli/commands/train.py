@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli import request
+from meshwright.cli.launcher import REFUSALS, place_of_launcher, told_once
 from meshwright.cli.output import print_json
-from meshwright.config.errors import RequestError
 
 if TYPE_CHECKING:
     from meshwright.launch.environment import Place
@@ -35,17 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train; 0 done, 1 a rank failed, 130 and 143 after a signal."""
-    from meshwright.launch.environment import PlaceError, detect
+    """Train; 0 done, 1 a rank failed, 2 a rank refused the request, 130 and 143 after a signal."""
+    place = place_of_launcher()
+    with told_once(place):
+        plan_run, plan = request.planned(arguments, None if place is None else place.world)
+        from meshwright.train.job import job_of
 
-    try:
-        place = detect()
-    except PlaceError as error:
-        raise RequestError("the launcher's environment", str(error)) from None
-    plan_run, plan = request.planned(arguments, None if place is None else place.world)
-    from meshwright.train.job import job_of
-
-    job = job_of(plan_run, plan, quiet_stdout=arguments.json)
+        job = job_of(plan_run, plan, quiet_stdout=arguments.json)
+        if place is not None:
+            _refuse_early(job)
     return _start(job) if place is None else _take_place(job, place)
 
 
@@ -59,7 +57,8 @@ def _start(job: Job) -> int:
         return 0
     check_devices(job.device, job.plan.degrees.ranks)
     outcomes: list[Any] = []
-    code = exit_code(lambda: outcomes.extend(run_ranks(_rank, job.plan.degrees.ranks, job, mistakes=_mistakes())))
+    ranks = job.plan.degrees.ranks
+    code = exit_code(lambda: outcomes.extend(run_ranks(_rank, ranks, job, mistakes=_mistakes(), refusals=REFUSALS)))
     if outcomes and job.quiet_stdout:
         _print_outcome(job, outcomes[0])
     return code
@@ -70,17 +69,17 @@ def _take_place(job: Job, place: Place) -> int:
     from meshwright.launch.local import exit_code, run_here
 
     outcomes: list[Any] = []
-    code = exit_code(lambda: outcomes.append(run_here(_rank, place, job, mistakes=_mistakes())))
+    code = exit_code(lambda: outcomes.append(run_here(_rank, place, job, mistakes=_mistakes(), refusals=REFUSALS)))
     if outcomes and place.rank == 0 and job.quiet_stdout:
         _print_outcome(job, outcomes[0])
     return _TERMINATED if outcomes and outcomes[0].stopped else code
 
 
 def _mistakes() -> tuple[type[BaseException], ...]:
-    """What is told in one line: wrong requests, damaged checkpoints, full disks."""
+    """What is told in one line and no refusal: damaged checkpoints, full disks."""
     from meshwright.checkpoint.errors import CheckpointError
 
-    return RequestError, CheckpointError
+    return (CheckpointError,)
 
 
 def _rank(place: Place, status: Any, job: Job) -> Any:
@@ -91,20 +90,31 @@ def _rank(place: Place, status: Any, job: Job) -> Any:
 
 
 def _is_finished(job: Job) -> bool:
-    """Whether this very run stands in its folder already; says so. Raises RequestError for what cannot be started.
-
-    What is told in a moment comes first: the data of a new run are refused before torch is imported.
-    """
+    """Whether this very run stands in its folder already; says so. Raises RequestError for what cannot be started."""
     from meshwright.train.feed import open_corpus
-    from meshwright.train.folder import is_new
 
-    corpus = open_corpus(job).digest if is_new(job) else ""
+    corpus = _refuse_early(job)
     from meshwright.train.start import is_finished
 
     if is_finished(job, corpus):
         print(f"{job.folder} holds this run, finished: nothing to do", file=sys.stderr)
         return True
     return not corpus and is_finished(job, open_corpus(job).digest)
+
+
+def _refuse_early(job: Job) -> str:
+    """The digest of a new run's data, "" of a run whose folder is there. Raises RequestError for what can be known to
+    be wrong without torch, and so in a moment: the data of a new run, a folder of something else.
+
+    Every rank of a launcher may ask: none has met the others yet, so none has written.
+    """
+    from meshwright.train.feed import open_corpus
+    from meshwright.train.folder import check_folder, is_new
+
+    if is_new(job):
+        return open_corpus(job).digest
+    check_folder(job)
+    return ""
 
 
 def _print_outcome(job: Job, outcome: Any) -> None:

@@ -7,10 +7,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from meshwright.cli import request
+from meshwright.cli.launcher import REFUSALS, place_of_launcher, told_once
 from meshwright.cli.output import print_json, print_styled
 from meshwright.config.errors import RequestError
 
 if TYPE_CHECKING:
+    from meshwright.launch.environment import Place
     from meshwright.verify.verify import Report
 
 __all__ = ["EXAMPLES", "HELP", "NAME", "add_arguments", "run"]
@@ -20,6 +22,7 @@ HELP = "prove a layout equal to one float64 process, one axis and feature after 
 EXAMPLES = """\
 meshwright verify mesh.dp=2
 meshwright verify run.toml parallel.zero=3 --json
+torchrun --nproc-per-node 4 -m meshwright verify run.toml      on the ranks of a launcher: torchrun, srun
 meshwright verify run.toml --dry-run --rank 7           any rank of any world on this machine: ledger and memory
 meshwright verify mesh.dp=2 --labels masks.npy          loss normalisation on your own masks, (G, S), -100 untrained"""
 
@@ -38,8 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Climb the ladder; print a table, or the object of ``--json``. 0 where every rung is equal, else 1."""
-    _check_alone()
-    run_config, plan = request.planned(arguments, None)
+    place = place_of_launcher()
+    with told_once(place):
+        if place is not None:
+            return _take_place(arguments, place)
+    run_config, plan = request.planned(arguments)
     if arguments.dry_run or arguments.labels:
         from meshwright.cli import proofs
 
@@ -52,27 +58,35 @@ def run(arguments: argparse.Namespace) -> int:
 
     reports: list[Report] = []
     code = exit_code(lambda: reports.append(verify(plan, device=run_config.train.device.value, say=_say)))
+    return code or _show(reports[0], arguments.json)
+
+
+def _take_place(arguments: argparse.Namespace, place: Place) -> int:
+    """Be one of a launcher's ranks: rank 0 shows the report, all leave with its exit code."""
+    if arguments.dry_run or arguments.labels:
+        asked = "--dry-run" if arguments.dry_run else f"--labels {arguments.labels}"
+        raise RequestError(asked, "is no work for a launcher's ranks", ("meshwright verify, without a launcher",))
+    run_config, plan = request.planned(arguments, place.world, exactly=False)
+    from meshwright.launch.local import exit_code, run_here
+    from meshwright.verify.launched import twin_for, verify_launched
+
+    small, told = twin_for(plan, place.world)
+    found: list[tuple[bool, Report | None]] = []
+    given = (small, told, run_config.train.device, _say)
+    code = exit_code(lambda: found.append(run_here(verify_launched, place, *given, refusals=REFUSALS)))
     if code:
         return code
-    report = reports[0]
-    if arguments.json:
+    ok, report = found[0]
+    return _show(report, arguments.json) if report is not None else 0 if ok else 1
+
+
+def _show(report: Report, as_json: bool) -> int:
+    """Print the table or the object, and return the exit code."""
+    if as_json:
         print_json(report.to_json())
     else:
         print_styled(_table(report), _STYLES, sys.stdout)
     return 0 if report.ok else 1
-
-
-def _check_alone() -> None:
-    """Rungs have different numbers of ranks, so the ladder starts them itself."""
-    from meshwright.launch.environment import PlaceError, detect
-
-    try:
-        place = detect()
-    except PlaceError as error:
-        raise RequestError("the launcher's environment", str(error)) from None
-    if place is not None:
-        rule = "verify starts the ranks of each rung itself, on this machine"
-        raise RequestError(f"a launcher with {place.world} ranks", rule, ("meshwright verify, without a launcher",))
 
 
 def _say(line: str) -> None:
