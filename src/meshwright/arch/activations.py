@@ -63,6 +63,8 @@ class Setting:
                    model's RMSNorm is composed of primitives on the CPU, which keep a float32 input and the normalised
                    input as well, and the statistics of LayerNorm have the compute dtype there
     `selective`    products keep the recipe of their input: norms, the attention core and the activation are made again
+    `gathers`      the outputs of norms are gathered along the tokens for their products, which keep them (sequence
+                   parallel): no recipe sends them again
     """
 
     sequences: int
@@ -70,6 +72,7 @@ class Setting:
     masked: bool = False
     fused_norms: bool = False
     selective: bool = False
+    gathers: bool = False
 
     @property
     def tokens(self) -> int:
@@ -130,12 +133,20 @@ def _block(arch: Arch, layer: int, setting: Setting) -> Iterator[Saved]:
 def _selective_block(arch: Arch, setting: Setting) -> Iterator[Saved]:
     """What recipes are made from: the stream twice, and what the products of the first kind made."""
     tokens = setting.tokens
-    yield Saved("input", tokens * arch.hidden)
+    if setting.gathers:
+        yield from _border(arch, setting, "attention_norm")
+        yield Saved("attention_norm.output", tokens * arch.hidden)
+    else:
+        yield Saved("input", tokens * arch.hidden)
     yield Saved("attention.query", tokens * arch.heads * arch.head_dim)
     yield Saved("attention.key", tokens * arch.kv_heads * arch.head_dim)
     yield Saved("attention.value", tokens * arch.kv_heads * arch.value_dim)
     yield from _dropout(arch, setting, "attention_dropout")
-    yield Saved("mlp_norm.input", tokens * arch.hidden)
+    if setting.gathers:
+        yield from _norm(arch, setting, "mlp_norm", tokens, arch.hidden)
+        yield Saved("mlp_norm.output", tokens * arch.hidden)
+    else:
+        yield Saved("mlp_norm.input", tokens * arch.hidden)
     if arch.gated:
         yield Saved("mlp.gate", tokens * arch.ffn)
     yield Saved("mlp.up", tokens * arch.ffn)

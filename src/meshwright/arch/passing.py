@@ -10,7 +10,8 @@
 
 A weight gradient that is written in place (`parallel/direct.py`) is nobody's memory, where the flat gradient has the
 compute dtype; where it is wider, one product exists at a time. So written, a head of at least float32 turns its logits
-into their gradient in one memory. A split backward keeps the factors of products instead.
+into their gradient in one memory. Where recomputation is selective, what is made again is there as well. A split
+backward keeps the factors of products instead.
 Measured against the allocator's own events on one process.
 """
 
@@ -50,7 +51,8 @@ def forward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, in_
         case UnitKind.EMBEDDING:
             return 0
         case UnitKind.BLOCK:
-            return setting.tokens * arch.hidden * width
+            hidden, wide = setting.tokens * arch.hidden * width, setting.tokens * arch.ffn * width
+            return max(wide * (2 if arch.gated else 1), wide + hidden) if setting.selective else hidden
         case UnitKind.HEAD if in_place and width >= 4:
             return 0
         case UnitKind.HEAD:
@@ -99,6 +101,8 @@ def _block(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: G
     factors = (2 if arch.gated else 1) * setting.tokens * arch.ffn * width
     weights = {each.name.rpartition(".")[2]: each.weight * width for each in _products(arch, unit, setting)}
     down = weights.get("down", 0)
+    if setting.selective and gradients.in_place:
+        return _selective_block(arch, setting, width, down if gradients.width != width else 0)
     if gradients.in_place:
         return Moments(0, max(factors, down) if gradients.width != width else factors)
     kept = _kept(arch, unit, setting, compute)
@@ -106,6 +110,15 @@ def _block(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: G
     middle = sum(weights.get(name, 0) for name in ("gate", "up", "down")) + 2 * hidden - first_half
     late = gradients.own + hidden - sum(kept.values())
     return Moments(max(factors + down, middle), late)
+
+
+def _selective_block(arch: Arch, setting: Setting, width: int, product: int) -> Moments:
+    """The feed-forward again: what its last product read (gated: and the activation), then the gradients of these and
+    of its factors. Under sequence parallel the cotangent arrives from all ranks first."""
+    wide = setting.tokens * arch.ffn * width
+    cotangent = setting.tokens * arch.hidden * width if setting.gathers else 0
+    again, gradients = (2, 3) if arch.gated else (1, 2)
+    return Moments(cotangent + again * wide, cotangent + again * wide + max(gradients * wide, product))
 
 
 def _head(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:

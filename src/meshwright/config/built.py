@@ -6,11 +6,11 @@ A part that is built loses its line here, and nothing else changes. Only command
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.config.choices import Dtype, OnNonfinite, OptimizerKind, Recompute
+from meshwright.config.choices import Dtype, OnNonfinite, OptimizerKind
 from meshwright.config.errors import RequestError
 from meshwright.config.problems import shown
 from meshwright.config.schema import RunConfig
@@ -62,19 +62,8 @@ def check_built(run: RunConfig) -> None:
         if value not in runs:
             works = [f"{entry.key} = {shown(each)}" for each in runs if each is not None]
             problems.append(RequestError(f"{entry.key} = {shown(value)}", f"{entry.part} is not built yet", works))
-    problems.extend(_not_together(run))
     if problems:
         raise RequestError.joined(problems)
-
-
-def _not_together(run: RunConfig) -> Iterator[RequestError]:
-    """Parts that run each by itself."""
-    if run.parallel.recompute is Recompute.SELECTIVE and run.mesh.tp > 1:
-        yield RequestError(
-            f'parallel.recompute = "selective" with mesh.tp = {run.mesh.tp}',
-            "selective recomputation with tensor parallelism is not built yet",
-            ('parallel.recompute = "full"', 'parallel.recompute = "none"', "mesh.tp = 1"),
-        )
 
 
 def _value(tables: Mapping[str, Any], key: str) -> object:

@@ -33,7 +33,7 @@ from meshwright.parallel.rotation import apply_rotation
 from meshwright.parallel.split import WeightProducts
 from meshwright.parallel.store import Store
 from meshwright.parallel.support import check_supported
-from meshwright.parallel.tensor import apply_tensor, tensor_axis
+from meshwright.parallel.tensor import TensorAxis, apply_tensor, tensor_axis
 from meshwright.plan.action import Action, Kind
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import program
@@ -149,16 +149,16 @@ class Engine:
         if not execution.compile:  # a compiler fuses them by itself
             apply_norms(units.values())
             apply_rotation(units.values())
-        if self.plan.degrees.tp > 1:
-            self._apply_tensor(units)
-        elif not execution.compile:
-            apply_direct(units.values(), self._products)
-            if execution.recompute is Recompute.SELECTIVE:  # a compiler chooses by itself what it keeps
-                apply_selective(units.values(), self._products)
+        axis = self._apply_tensor(units) if self.plan.degrees.tp > 1 else None
         if execution.compile:
             compile_units(units.values())
+            return
+        if axis is None:
+            apply_direct(units.values(), self._products)
+        if execution.recompute is Recompute.SELECTIVE:  # a compiler chooses by itself what it keeps
+            apply_selective(units.values(), self._products, axis)
 
-    def _apply_tensor(self, units: dict[int, nn.Module]) -> None:
+    def _apply_tensor(self, units: dict[int, nn.Module]) -> TensorAxis:
         """Make the groups of the units' collectives known by name as long as the engine lives."""
         name = f"{GroupName.TP} of engine {id(self)}"
         named = ExitStack()
@@ -166,6 +166,7 @@ class Engine:
         weakref.finalize(self, named.close)
         axis = tensor_axis(self.plan, self.mesh.coordinates, name, self._products)
         apply_tensor(list(units.values()), axis)
+        return axis
 
     def _adopt_parameters(self) -> None:
         """Put the stores' parameters where the plain model has its own; every one of this stage exactly once."""

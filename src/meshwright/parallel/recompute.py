@@ -12,6 +12,11 @@ factors (Korthikanti et al. 2023, arXiv:2205.05198, section 5, carried from atte
 
 No product runs twice: backward makes the recipe's output, uses it for the weight products, and carries the gradient of
 the output through the recipe to what was kept. Dropout lies outside recipes and keeps its mask, one byte an element.
+
+On a tensor axis recipes are local: each rank makes its own heads and columns again, beside the sum of the input's
+gradient. Under sequence parallel the first and third products read a gathered norm. They keep it as they do without
+recomputation, for to make it again would send it again.
+
 Full recomputation needs none of this: there the program itself runs a unit again.
 """
 
@@ -30,7 +35,9 @@ from meshwright.model.attention import Attention
 from meshwright.model.decoder import Block
 from meshwright.model.mlp import MLP, GatedMLP
 from meshwright.model.rows import Rows
-from meshwright.parallel.split import WeightProducts, input_gradient
+from meshwright.parallel.recompute_forms import PLAIN, Form, column_form, row_form
+from meshwright.parallel.split import WeightProducts
+from meshwright.parallel.tensor import TensorAxis
 
 __all__ = ["Recipe", "apply_selective"]
 
@@ -43,23 +50,28 @@ class Recipe:
     parameters: tuple[nn.Parameter, ...] = ()
 
 
-def apply_selective(units: Iterable[nn.Module], products: WeightProducts) -> None:
-    """Replace the forward of every block among `units`, in place, once. A second application raises ValueError."""
+def apply_selective(units: Iterable[nn.Module], products: WeightProducts, axis: TensorAxis | None = None) -> None:
+    """Replace the forward of every block among `units`, in place, once. A second application raises ValueError.
+
+    `axis`: the tensor axis that has been applied to these blocks.
+    """
     for unit in units:
         if isinstance(unit, Block):
             if "forward" in vars(unit):
                 raise ValueError("the forward of this block has been replaced already")
-            unit.forward = _SelectiveBlock(unit, products)  # type: ignore[method-assign]  # of one module
+            unit.forward = _SelectiveBlock(unit, products, axis)  # type: ignore[method-assign]  # of one module
 
 
 class _SelectiveBlock:
     """The forward of one block, product by product; what lies between them is `Attention.mixed`, `MLP.widened`."""
 
-    def __init__(self, block: Block, products: WeightProducts) -> None:
-        self._block, self._products = block, products
+    def __init__(self, block: Block, products: WeightProducts, axis: TensorAxis | None) -> None:
+        self._block, self._products, self._axis = block, products, axis
+        self._column = PLAIN if axis is None else column_form(axis.group)
+        self._row = PLAIN if axis is None else row_form(axis.group, axis.sequence)
 
     def __call__(self, x_ND: Tensor, rows: Rows) -> Tensor:
-        """(N, D) -> (N, D)."""
+        """(N, D) -> (N, D), or (N/T, D) both under sequence parallel."""
         block = self._block
         x_ND = x_ND + block.attention_dropout(self._attention(x_ND, rows), rows)
         y_ND: Tensor = x_ND + block.mlp_dropout(self._mlp(x_ND), rows)
@@ -67,32 +79,37 @@ class _SelectiveBlock:
 
     def _attention(self, x_ND: Tensor, rows: Rows) -> Tensor:
         attention = self._block.attention
-        normed = _recipe_of(self._block.attention_norm)
-        heads = self._multiply(normed, (attention.query, attention.key, attention.value), x_ND)
-        (y_ND,) = self._multiply(_core(attention, rows), (attention.output,), *heads)
-        return y_ND
+        heads = self._inward(self._block.attention_norm, (attention.query, attention.key, attention.value), x_ND)
+        return self._outward(_core(attention, rows), attention.output, *heads)
 
     def _mlp(self, x_ND: Tensor) -> Tensor:
-        mlp, normed = self._block.mlp, _recipe_of(self._block.mlp_norm)
+        mlp = self._block.mlp
         assert isinstance(mlp, MLP | GatedMLP)
-        wide = self._multiply(normed, mlp.inward, x_ND)
-        (y_ND,) = self._multiply(Recipe(mlp.widened), (mlp.down,), *wide)
-        return y_ND
+        wide = self._inward(self._block.mlp_norm, mlp.inward, x_ND)
+        return self._outward(Recipe(mlp.widened), mlp.down, *wide)
 
-    def _multiply(self, recipe: Recipe, linears: Sequence[nn.Linear], *kept: Tensor) -> tuple[Tensor, ...]:
-        biases = tuple(bias for linear in linears for bias in _bias(linear))
+    def _inward(self, norm: nn.Module, linears: Sequence[nn.Linear], x_ND: Tensor) -> Sequence[Tensor]:
+        if self._axis is not None and self._axis.sequence:
+            return self._axis.products(norm(x_ND), linears)
+        recipe = Recipe(norm, tuple(norm.parameters()))
+        return self._multiply(recipe, self._column, linears, [linear.bias for linear in linears], x_ND)
+
+    def _outward(self, recipe: Recipe, linear: nn.Linear, *kept: Tensor) -> Tensor:
+        """`linear`, or the `RowLinear` in its place."""
+        bias: Tensor | None = linear.bias
+        if self._axis is None:
+            (y_ND,) = self._multiply(recipe, self._row, (linear,), (bias,), *kept)
+            return y_ND
+        (y_ND,) = self._multiply(recipe, self._row, (linear,), (None,), *kept)
+        return y_ND if bias is None else y_ND + bias
+
+    def _multiply(
+        self, recipe: Recipe, form: Form, linears: Sequence[nn.Linear], biases: Sequence[Tensor | None], *kept: Tensor
+    ) -> tuple[Tensor, ...]:
+        weights = [linear.weight for linear in linears]
         inputs = (*kept, *recipe.parameters, *biases)
-        out: tuple[Tensor, ...] = _Products.apply(recipe, linears, self._products, len(kept), *inputs)  # type: ignore[no-untyped-call]
+        out: tuple[Tensor, ...] = _Products.apply(recipe, form, weights, self._products, len(kept), *inputs)  # type: ignore[no-untyped-call]
         return out
-
-
-def _bias(linear: nn.Linear) -> tuple[Tensor, ...]:
-    bias: Tensor | None = linear.bias
-    return () if bias is None else (bias,)
-
-
-def _recipe_of(norm: nn.Module) -> Recipe:
-    return Recipe(norm, tuple(norm.parameters()))
 
 
 def _core(attention: Attention, rows: Rows) -> Recipe:
@@ -102,43 +119,43 @@ def _core(attention: Attention, rows: Rows) -> Recipe:
 
 
 class _Products(torch.autograd.Function):
-    """y_i = recipe(kept) W_i^T + b_i for every linear; keeps `kept` alone.
+    """y_i = recipe(kept) W_i^T + b_i for every weight, by `form`; keeps `kept` alone.
 
-    Inputs after the first four are what autograd follows: kept tensors, the recipe's parameters, biases.
+    Inputs after the first five are what autograd follows: kept tensors, the recipe's parameters, biases (or None).
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         recipe: Recipe,
-        linears: Sequence[nn.Linear],
+        form: Form,
+        weights: Sequence[Tensor],
         products: WeightProducts,
         num_kept: int,
-        *inputs: Tensor,
+        *inputs: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        ctx.recipe, ctx.linears, ctx.products = recipe, linears, products
+        ctx.recipe, ctx.form, ctx.weights, ctx.products = recipe, form, weights, products
+        ctx.biased = ctx.needs_input_grad[-len(weights) :]
         kept = inputs[:num_kept]
         ctx.save_for_backward(*kept)
-        x = recipe.make(*kept)
-        return tuple(nn.functional.linear(x, linear.weight, linear.bias) for linear in linears)
+        return form.forward(recipe.make(*kept), weights, inputs[-len(weights) :])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        recipe, linears = ctx.recipe, ctx.linears
+        recipe, weights = ctx.recipe, ctx.weights
+        cotangents, end = ctx.form.backward(gradients, weights)
         kept = [each.detach().requires_grad_() for each in ctx.saved_tensors]
         with torch.enable_grad():
             x = recipe.make(*kept)
         read = x.detach()
-        dx = input_gradient(gradients, [linear.weight for linear in linears])
-        for g, linear in zip(gradients, linears, strict=True):
-            place = ctx.products.place(linear.weight)
+        for g, weight in zip(cotangents, weights, strict=True):
+            place = ctx.products.place(weight)
             if place is not None:
                 ctx.products.add(place, g, read)
         trained = [each for each in recipe.parameters if each.requires_grad]
-        found = iter(torch.autograd.grad(x, [*kept, *trained], dx))
+        found = iter(torch.autograd.grad(x, [*kept, *trained], end()))
         of_kept = [next(found) for _ in kept]
         of_parameters = [next(found) if each.requires_grad else None for each in recipe.parameters]
-        biases = [(g, each.bias) for g, each in zip(gradients, linears, strict=True) if each.bias is not None]
-        of_biases = [g.sum(0) if bias.requires_grad else None for g, bias in biases]
-        return None, None, None, None, *of_kept, *of_parameters, *of_biases
+        of_biases = [g.sum(0) if needed else None for g, needed in zip(gradients, ctx.biased, strict=True)]
+        return None, None, None, None, None, *of_kept, *of_parameters, *of_biases

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.config.choices import Recompute
 from meshwright.plan.plan import Plan
 
 __all__ = ["check_supported"]
@@ -25,7 +24,5 @@ def _missing(plan: Plan) -> Iterator[str]:
         yield f"context parallelism (cp {plan.degrees.cp})"
     if plan.degrees.ep > 1:
         yield f"expert parallelism (ep {plan.degrees.ep})"
-    if plan.execution.recompute is Recompute.SELECTIVE and plan.degrees.tp > 1:
-        yield f"selective recomputation with tensor parallelism (tp {plan.degrees.tp}); full works"
     if plan.execution.asynchronous_tensor:
         yield "asynchronous tensor collectives"

@@ -59,6 +59,9 @@ CASES = [
     case("pp, zb-h1", pp=2, accumulation=4, schedule=Schedule.ZB_H1),
     case("tp", tp=2),
     case("tp, sequence parallel", tp=2, sequence_parallel=True),
+    case("dp, selective", dp=2, recompute=Recompute.SELECTIVE),
+    case("tp, selective", tp=2, recompute=Recompute.SELECTIVE),
+    case("tp, selective, sequence parallel", tp=2, recompute=Recompute.SELECTIVE, sequence_parallel=True),
     case("pp, zb-v", pp=2, accumulation=4, layers=4, schedule=Schedule.ZB_V, chunks=2),
 ]
 

@@ -35,9 +35,3 @@ def test_a_part_that_is_not_built_is_refused_by_name(entry):
         check_built(load_run(overrides=typed))
     assert entry.key in str(caught.value)
     assert entry.part in str(caught.value)
-
-
-def test_parts_that_do_not_run_together_are_refused():
-    run = load_run(overrides=["mesh.tp=2", "parallel.recompute=selective"])
-    with pytest.raises(RequestError, match=r"selective.*mesh\.tp = 2"):
-        check_built(run)

@@ -246,7 +246,7 @@ class _Sizes:
         masked = plan.data.documents is Documents.MASKED
         selective = plan.execution.recompute is Recompute.SELECTIVE
         fused = fused_norms or (plan.arch.norm is Norm.RMS and not plan.execution.compile)
-        self._setting = Setting(plan.batch.micro, sequence, masked, fused, selective)
+        self._setting = Setting(plan.batch.micro, sequence, masked, fused, selective, plan.execution.sequence)
         self._arch = _narrowed(plan)
         self._in_place = not plan.execution.compile
         self._hidden = border_elements(plan) * self._compute
