@@ -289,7 +289,7 @@ FAULTS = [
     Fault(
         "gradients are turned on, not back", ROTATION,
         "_turned(g, cos, sin, -1)", "_turned(g, cos, sin, 1)",
-        DP, "layers.1.attention.query.weight",
+        DP, "layers.1.attention.key.weight",
     ),
     # ------------------------------------------------------------------ what is made again, what lives elsewhere
     Fault(

@@ -64,6 +64,7 @@ class Store:
         self.gradient = torch.empty(0, dtype=TORCH_DTYPES[plan.precision.reduce], device=allocator.device)
         self._reduced: Tensor | None = None
         self._segments = {segment.name: segment for segment in bucket.segments}
+        self._flats: dict[str, Tensor] = {}  # views last, for the gradient's memory goes and comes back under it
         self._written: set[str] = set()
         self._sealed = False
 
@@ -116,7 +117,7 @@ class Store:
             parameter = self.parameters[segment.name]
             if segment.name not in names or parameter.grad is None:
                 continue
-            flat = self._view(self.gradient, segment)
+            flat = self._flat(segment)
             if segment.name in self._written:
                 flat.add_(parameter.grad)
             else:
@@ -124,11 +125,13 @@ class Store:
                 self._written.add(segment.name)
             parameter.grad = None
 
-    @torch.no_grad()
     def add_product(self, name: str, g_NO: Tensor, x_NI: Tensor) -> None:
-        """The weight gradient g^T x of a linear, straight into the flat gradient: written first, added later."""
+        """The weight gradient g^T x of a linear, straight into the flat gradient: written first, added later.
+
+        Called within backward or with detached tensors: nothing here is recorded anyway, and once a product is often.
+        """
         self._begin_gradient()
-        flat = self._view(self.gradient, self._segments[name])
+        flat = self._flat(self._segments[name])
         first = name not in self._written
         self._written.add(name)
         if flat.dtype != g_NO.dtype:
@@ -143,7 +146,7 @@ class Store:
     def add_rows(self, name: str, rows_N: Tensor, g_ND: Tensor) -> None:
         """Gradients g of looked-up rows of a table, straight into the flat gradient; repeated rows add up in order."""
         self._begin_gradient()
-        flat = self._view(self.gradient, self._segments[name])
+        flat = self._flat(self._segments[name])
         if name not in self._written:
             self._written.add(name)
             flat.zero_()
@@ -160,7 +163,7 @@ class Store:
         self._begin_gradient()
         for segment in self.bucket.segments:
             if segment.name not in self._written:
-                self._view(self.gradient, segment).zero_()
+                self._flat(segment).zero_()
         self._sealed = True
         return self.gradient
 
@@ -292,6 +295,12 @@ class Store:
 
     def _own(self, flat: Tensor) -> Tensor:
         return flat[self.first : self.last]
+
+    def _flat(self, segment: Segment) -> Tensor:
+        """Where the gradient of a segment lies, in its shape."""
+        if segment.name not in self._flats:
+            self._flats[segment.name] = self._view(self.gradient, segment)
+        return self._flats[segment.name]
 
     def _view(self, flat: Tensor, segment: Segment) -> Tensor:
         return flat[segment.offset : segment.stop].view(segment.shape)
