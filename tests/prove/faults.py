@@ -306,13 +306,13 @@ FAULTS = [
     Fault(
         "the gradient of columns made again is not summed", FORMS,
         "return gs, begin_input_gradient(gs, weights, group, False)", "return gs, partial(input_gradient, gs, weights)",
-        SELECTIVE_TP, "layers.1", ledger=True,
+        SELECTIVE_TP, "layers.1.mlp_norm.weight", ledger=True,
     ),
     Fault(
         "a row product made again reads a part of the cotangent", FORMS,
         "whole = [gathered(g, group) if sequence else g for g in gs]",
         "whole = [gathered(g, group).zero_() if sequence else g for g in gs]",
-        SELECTIVE_SEQUENCE, "layers.1",
+        SELECTIVE_SEQUENCE, "layers.1.mlp.down.weight",
     ),
     Fault(
         "what visited does not go home", OFFLOAD,
