@@ -1,6 +1,6 @@
 """What each rank of the two nodes runs: several layouts one after another, in one process group.
 
-    python -m tests.cluster.laps CASES.json RESULTS.json
+python -m tests.cluster.laps CASES.json RESULTS.json
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ from pathlib import Path
 
 _PORT = 29577
 _PR_SET_PDEATHSIG = 1
-_BURST_BYTES = 65536  # one segment as the kernel hands them to a device; what a filter lets through unasked
+_SEGMENT_BYTES = 32768  # as the kernel hands them to a device; a filter cuts larger ones than its burst into packets
+_BURST_BYTES = 40000  # what a filter lets through unasked after a pause: little, or short messages would cost nothing
 _QUEUE = "400ms"  # a queue that drops nothing: senders fill it and wait
 
 
@@ -119,7 +120,7 @@ def two_nodes(bytes_per_s: float) -> Iterator[Nodes]:
             for line in (
                 f"ip addr add {_address(node)}/24 dev veth",
                 "ip link set lo up",
-                "ip link set veth up",
+                f"ip link set veth mtu 9000 gso_max_size {_SEGMENT_BYTES} up",
                 f"tc qdisc add dev veth root tbf {rate}",
             ):
                 _inside(name, line)
