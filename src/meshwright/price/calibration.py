@@ -18,7 +18,7 @@ from meshwright.plan.plan import Plan
 from meshwright.price.catalogue import build, calibrated_path, cluster_of
 from meshwright.price.cluster import Cluster
 
-__all__ = ["LinkTime", "Measured", "ProductTime", "UnitTime", "calibrated", "fit", "write_cluster"]
+__all__ = ["LinkTime", "Measured", "OverlapTime", "ProductTime", "UnitTime", "calibrated", "fit", "write_cluster"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,22 @@ class LinkTime:
 
 
 @dataclass(frozen=True, slots=True)
+class OverlapTime:
+    """Products and an all-reduce on a tier, each alone and both begun together."""
+
+    axis: str
+    compute_s: float
+    link_s: float
+    together_s: float
+
+    @property
+    def slow(self) -> float:
+        """What doing both at once costs, as a share of the shorter: 0 where it hides, 1 where nothing does."""
+        shorter, longer = sorted((self.compute_s, self.link_s))
+        return min(max((self.together_s - longer) / shorter, 0.0), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class UnitTime:
     """A unit of the model on `tokens` tokens ("embedding", "block", "head", or "attention", its core alone), or the
     "update" of so many elements, on each of the ranks at once."""
@@ -83,6 +99,7 @@ class Measured:
     devices: int = 0
     units: tuple[UnitTime, ...] = ()
     gain_alone: float = 1.0
+    overlaps: tuple[OverlapTime, ...] = ()
     plan: Plan | None = None
 
 

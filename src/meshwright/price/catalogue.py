@@ -19,8 +19,8 @@ from typing import Any
 from meshwright.config.errors import RequestError
 from meshwright.config.load import read_tables
 from meshwright.config.overrides import parse_overrides
-from meshwright.price.constants import VALUES
 from meshwright.price.cluster import Cluster, Cost, Device, Network, Node, Software
+from meshwright.price.constants import VALUES
 
 _SECTIONS: Mapping[str, type] = {
     "device": Device, "node": Node, "network": Network, "software": Software, "price": Cost,
@@ -61,6 +61,7 @@ def cluster_of(name: str, overrides: Sequence[str] = (), calibrated: bool = True
             if not isinstance(table, dict):
                 raise RequestError(override.text, f"{part} is no table")
         table[override.key[-1]] = override.value
+        tables.get("sources", {}).pop(".".join(override.key[1:]), None)  # the source of another value
     return build(tables, name)
 
 

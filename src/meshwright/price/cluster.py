@@ -82,6 +82,7 @@ class Node:
     reduce_bytes_per_s: float = 0.0
     host_bytes_per_s: float = 25e9
     gain_alone: float = 1.0
+    exchange_s: float = 0.0  # of a direct gather or scatter, besides its hop
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class Network:
     latency_s: float = 14e-6
     measured_bytes_per_s: float = 0.0
     shared: bool = False
+    exchange_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from meshwright.layout.axes import Axis
 from meshwright.price.exchanges import Exchanges, exchanges
 from meshwright.price.layouts import Array, Layouts
 from meshwright.price.products import product_seconds
-from meshwright.price.shapes import BlockShape, Product
+from meshwright.price.shapes import BlockShape, Product, Side
+from meshwright.price.sharing import interleaved_exchanges
 from meshwright.price.target import Target
 
 
@@ -79,7 +80,7 @@ def units(target: Target, layouts: Layouts) -> Units:
     """The units of each layout."""
     tokens = layouts.micro * target.sequence / layouts.cp
     size = np.zeros_like(tokens)
-    forward, backward, core, host = size, size, size, size
+    forward, backward, core, host, beside = size, size, size, size, size
     for block in target.shapes.blocks:
         share = block.count / target.shapes.layers
         products = _products(target, layouts, block, tokens)
@@ -89,18 +90,22 @@ def units(target: Target, layouts: Layouts) -> Units:
         backward = backward + share * (products[1] + attention[1] + moving[1] + _accumulate(target, layouts, block))
         core = core + share * (attention[0] if target.unfused else _cheap(target, layouts, block, tokens, moving[0]))
         host = host + share * target.host_seconds(block.routed)
+        beside = beside + share * products[2]
     head = _head(target, layouts, tokens)
     table = tokens * target.shapes.hidden * target.stored / target.memory_rate
-    return Units(forward, backward, core, host, 3 * table, 4 * table, *head, exchanges(target, layouts, tokens))
+    given = exchanges(target, layouts, tokens, beside)
+    given = interleaved_exchanges(target, layouts, given, forward + host / 3, backward + 2 * host / 3)
+    return Units(forward, backward, core, host, 3 * table, 4 * table, *head, given)
 
 
-def _products(target: Target, layouts: Layouts, block: BlockShape, tokens: Array) -> tuple[Array, Array]:
-    """Products of a block: once forward, and for the gradients of inputs and of weights."""
-    forward, backward = np.zeros_like(tokens), np.zeros_like(tokens)
+def _products(target: Target, layouts: Layouts, block: BlockShape, tokens: Array) -> tuple[Array, Array, Array]:
+    """Products of a block: once forward, for the gradients of inputs and of weights, and of these of column weights."""
+    forward, backward, column = np.zeros_like(tokens), np.zeros_like(tokens), np.zeros_like(tokens)
     for product in block.products:
         ahead, inputs, weights = product_times(target, layouts, product, tokens)
         forward, backward = forward + ahead, backward + inputs + weights
-    return forward, backward
+        column = column + weights * (product.side is Side.COLUMN)
+    return forward, backward, column
 
 
 def product_times(target: Target, layouts: Layouts, product: Product, tokens: Array) -> tuple[Array, Array, Array]:

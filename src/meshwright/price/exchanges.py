@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.layout.axes import Axis
-from meshwright.price.cluster import Attention
+from meshwright.price.cluster import Attention, Following
 from meshwright.price.context import context_seconds
 from meshwright.price.layouts import Array, Layouts
 from meshwright.price.links import exchange_seconds, way
@@ -36,21 +36,28 @@ class Exchanges:
         return Exchanges(**{name: getattr(self, name)[index] for name in self.__dataclass_fields__})
 
 
-def exchanges(target: Target, layouts: Layouts, tokens: Array) -> Exchanges:
-    """Of each layout, for micro-batches of `tokens` tokens a rank."""
-    forward, backward, outer = _tensor(target, layouts, tokens)
+def exchanges(target: Target, layouts: Layouts, tokens: Array, beside: Array) -> Exchanges:
+    """Of each layout, for micro-batches of `tokens` tokens a rank; `beside`: seconds of the weight products of a
+    block's column products."""
+    forward, backward, outer = _tensor(target, layouts, tokens, beside)
     ring = context_seconds(target, layouts, tokens)
     experts = _experts(target, layouts, tokens)
     return Exchanges(forward, backward, *ring, experts, experts, outer)
 
 
-def _tensor(target: Target, layouts: Layouts, tokens: Array) -> tuple[Array, Array, Array]:
+def _tensor(target: Target, layouts: Layouts, tokens: Array, beside: Array) -> tuple[Array, Array, Array]:
+    """The literal program keeps the whole inputs of column products, and sums their gradients while it computes those
+    of their weights: of four collectives backward two run beside `beside`, and none gathers again."""
     group = way(target, layouts.tp, layouts.stride(Axis.TP))
     stream = tokens * target.shapes.hidden * target.stored
     pair = np.where(layouts.sequence > 0, 2 * group.gather(stream), group.all_reduce(stream))
     again = np.where(layouts.sequence > 0, group.gather(stream), 0.0)
     chunked = np.logical_or(layouts.asynchronous > 0, _user_buffers(target, layouts) > 0)
     shown = np.where(chunked, 1 - target.values["overlap.tensor"], 1.0)
+    if target.cluster.software.following is Following.LITERAL:
+        sums = np.where(layouts.sequence > 0, 2 * group.gather(stream), 2 * group.all_reduce(stream))
+        late = np.maximum(sums - beside, 0.0) + target.values["overlap.slow"] * np.minimum(sums, beside)
+        return 2 * pair * shown, (2 * pair - sums + late) * shown, pair
     return 2 * pair * shown, (2 * pair + again) * shown, pair
 
 

@@ -57,12 +57,7 @@ def _literal(target: Target, layouts: Layouts, replica: Replicas, stages: Stages
     # Updates and gathers of updated parameters take turns; each overlaps the other's next.
     gathers, first = largest(replica.gathers), replica.optimizer / (np.maximum(layouts.first, layouts.last) + 1)
     published = np.where(gathers > 0, np.maximum(gathers - (replica.optimizer - first), gathers * 0.0), 0.0)
-    opening = np.where(
-        replica.embedding.fetch > 0,
-        replica.embedding.fetch + np.maximum(replica.block.fetch - units.embedding_forward, 0.0),
-        0.0,
-    )
-    return np.asarray(exposed + published + opening + replica.closing)
+    return np.asarray(exposed + published + replica.closing)
 
 
 def _tails(replica: Replicas, units: Units) -> tuple[Array, Array, Array]:
@@ -71,15 +66,3 @@ def _tails(replica: Replicas, units: Units) -> tuple[Array, Array, Array]:
     embedding = replica.embedding.sum + replica.embedding.scatter
     left = np.maximum(replica.block.sum - units.embedding_backward, 0.0)
     return embedding + left, block, block
-
-
-def outer_exposed(
-    layouts: Layouts, replica: Replicas, units: Units, front: Array, behind: Array
-) -> tuple[Array, Array, Array]:
-    """Seconds a micro-batch: of the head's gather and scatter beyond what a block's would show, forward and backward,
-    and of the first block's scatter, which ends before the embedding's may begin."""
-    ahead = np.maximum(replica.head.fetch * replica.once - front, 0.0)
-    usual = np.maximum(replica.backward - behind, 0.0)
-    after = np.maximum(replica.head.scatter + replica.again - behind, 0.0) - usual
-    first = np.maximum(replica.block.scatter - units.embedding_backward, 0.0)
-    return ahead, np.asarray(np.where(replica.head.scatter > 0, after, 0.0)), first

@@ -8,7 +8,7 @@ of the first and the last virtual stage.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,8 @@ class Layouts:
     most: Array
     last: Array
     inner: Array  # blocks of all stages between the outer ones
+    place: Array  # pipeline coordinate of the fullest of them
+    ahead: Array  # blocks of those before it
     order: tuple[Axis, ...] = DEFAULT_ORDER
 
     def __len__(self) -> int:
@@ -81,10 +83,11 @@ class Layouts:
         return Layouts(**{name: getattr(self, name)[index] for name in _ARRAYS}, order=self.order)
 
 
+CUT = ("first", "most", "last", "place", "ahead")
 _ARRAYS = tuple(field.name for field in dataclasses.fields(Layouts) if field.name != "order")
 _DEFAULTS: Mapping[str, float] = dict.fromkeys(_ARRAYS, 1.0) | {
     "zero": 0.0, "within": 0.0, "schedule": float(SCHEDULES.index(Schedule.ONE_F_ONE_B)), "recompute": 0.0,
-    "sequence": 0.0, "asynchronous": 0.0, "context": 0.0, "offload": 0.0,
+    "sequence": 0.0, "asynchronous": 0.0, "context": 0.0, "offload": 0.0, "ahead": 0.0,
 }  # fmt: skip
 
 
@@ -146,7 +149,22 @@ def of_plan(plan: Plan) -> Layouts:
         context=CONTEXTS.index(plan.context.kind),
         inner_context=plan.context.inner,
         offload=OFFLOADS.index(plan.execution.offload),
-        first=held[0],
-        most=max(held[1:-1], default=0),
-        last=held[-1],
+        **dict(zip(CUT, outline(held), strict=True)),
     )
+
+
+def outline(held: Sequence[int]) -> tuple[int, int, int, int, int]:
+    """Blocks of the first, the fullest inner and the last pipeline coordinate; which that inner one is, and the inner
+    blocks before it: of equally full ones the one that 1F1B is longest through (a backward as long as two forwards)."""
+    last = len(held) - 1
+    most = max(held[1:-1], default=0)
+    if not most:
+        return held[0], most, held[-1], 1, 0
+
+    def work(place: int) -> int:
+        behind, after = 3 * sum(held[place + 1 :]), last - place
+        waits = max(behind - after * most, 0) + max(behind - 2 * after * most, 0)
+        return 3 * sum(held[:place]) + waits
+
+    place = max((each for each in range(1, last) if held[each] == most), key=work)
+    return held[0], most, held[-1], place, sum(held[1:place])

@@ -24,7 +24,7 @@ from meshwright.config.choices import Context, Recompute, Schedule
 from meshwright.layout.axes import DEFAULT_ORDER, Axis
 from meshwright.plan.resolve import unit_flops
 from meshwright.plan.strategies import tensor
-from meshwright.price.layouts import CONTEXTS, RECOMPUTES, SCHEDULES, Array
+from meshwright.price.layouts import CONTEXTS, CUT, RECOMPUTES, SCHEDULES, Array, outline
 from meshwright.price.target import Target
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
@@ -167,13 +167,12 @@ def around(space: Space, mesh: Mesh, near: int) -> tuple[dict[str, Array], list[
             space.target.arch.layers, pp * chunks, _head_blocks(space.target.arch, space.target.sequence)
         )
         stages.append(counts)
-        held = _held(counts, pp, schedule)
-        cut = held[0], max(held[1:-1], default=0), held[-1]
+        cut = outline(_held(counts, pp, schedule))
         for zero, shards, reshard in _shardings(space, dp * ep * cp, near):
             for recompute in recomputes:
                 row = zero, shards, reshard, SCHEDULES.index(schedule), chunks, recompute, *cut, len(stages) - 1
                 rows.append(tuple(float(each) for each in row))
-    names = "zero", "within", "reshard", "schedule", "chunks", "recompute", "first", "most", "last", "stages"
+    names = "zero", "within", "reshard", "schedule", "chunks", "recompute", *CUT, "stages"
     return dict(zip(names, np.array(rows).reshape(-1, len(names)).T, strict=True)), stages
 
 
@@ -268,13 +267,18 @@ def legal_orders(space: Space, mesh: Mesh) -> list[tuple[tuple[Axis, ...], int]]
             stride[axis] = step
             step *= degree[axis.value]
         local = {axis: min(max(devices // stride[axis], 1), degree[axis.value]) for axis in order}
-        replicas = min(stride[axis] for axis in (Axis.DP, Axis.EP, Axis.CP))
+        replicas = _nearest(stride, degree, (Axis.DP, Axis.EP, Axis.CP))
         near = min(max(devices // replicas, 1), mesh[0] * mesh[3] * mesh[4])
-        experts = max(devices // min(stride[Axis.DP], stride[Axis.CP]), 1)
+        experts = max(devices // _nearest(stride, degree, (Axis.DP, Axis.CP)), 1)
         links = (*(local[axis] for axis in (Axis.TP, Axis.CP, Axis.EP)), near, experts,
                  stride[Axis.PP] < devices, stride[Axis.CP] < devices)  # fmt: skip
         seen.setdefault(tuple(int(each) for each in links), (order, near))
     return list(seen.values())
+
+
+def _nearest(stride: Mapping[Axis, int], degree: Mapping[str, int], axes: tuple[Axis, ...]) -> int:
+    """How far apart in rank the nearest members of a group over `axes` are; an axis of one rank joins nobody."""
+    return min((stride[axis] for axis in axes if degree[axis.value] > 1), default=1)
 
 
 def nearest(mesh: Mesh, legal: np.ndarray) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ class Way:
     call_s: float
     inside_bytes_per_s: float = 0.0  # of direct exchange: what stays in the node, and a device's share of the network
     outside_bytes_per_s: float = 0.0
+    exchange_s: Array | float = 0.0
 
     def all_reduce(self, num_bytes: Array | float) -> Array:
         """2 (n - 1) / n S / B; the cheaper latency of a ring and a tree."""
@@ -48,7 +49,8 @@ class Way:
         part = num_bytes / self.size
         stays = (self.local - 1) * part / self.inside_bytes_per_s
         crosses = (self.size - self.local) * part / self.outside_bytes_per_s
-        return np.asarray(np.maximum(stays, crosses) + self.ring_s / np.maximum(self.size - 1, 1))
+        hop = self.ring_s / np.maximum(self.size - 1, 1)
+        return np.asarray(np.maximum(stays, crosses) + np.where(self.size > 1, hop + self.exchange_s, 0.0))
 
     @cached_property
     def share(self) -> Array:
@@ -76,7 +78,8 @@ def way(target: Target, size: Array, stride: Array) -> Way:
     hop, network_hop = node.link_latency_s, target.cluster.network.latency_s
     ring = (size - nodes) * hop + np.where(nodes > 1, nodes, 0) * network_hop
     if target.direct:
-        return Way(size, local, nodes, rate, reduced, ring, ring, values["link.call_s"], inside, outside)
+        exchange = np.where(nodes > 1, target.cluster.network.exchange_s, node.exchange_s)
+        return Way(size, local, nodes, rate, reduced, ring, ring, values["link.call_s"], inside, outside, exchange)
     tree = np.minimum(ring, (local - 1) * hop + np.log2(nodes) * network_hop)
     return Way(size, local, nodes, rate, reduced, ring, tree, values["link.call_s"])
 
@@ -109,8 +112,8 @@ def message_seconds(target: Target, num_bytes: Array | float, stride: Array, ran
         crossing = np.where(ranks > 1, (np.ceil(ranks / stages) - 1) / np.maximum(ranks - 1, 1), 0.0)
     network = np.maximum(cluster.network.bytes_per_s * target.values["link.network"], network_bytes_per_s(target))
     network = network * (devices / np.minimum(stride, devices) if cluster.network.shared else 1.0)
-    inside = num_bytes / inside_bytes_per_s(target) + cluster.node.link_latency_s
-    outside = num_bytes / network + cluster.network.latency_s
+    inside = num_bytes / inside_bytes_per_s(target) + cluster.node.link_latency_s + cluster.node.exchange_s
+    outside = num_bytes / network + cluster.network.latency_s + cluster.network.exchange_s
     return np.asarray(crossing * outside + (1 - crossing) * inside + target.values["link.call_s"])
 
 

@@ -1,7 +1,7 @@
 """The price of one plan: traffic, memory, FLOPs and time, as `estimate` shows and writes them.
 
-Time comes from the closed forms, or from the simulated program; memory of the literal program from its fold where
-one exists, else from the closed forms; traffic always from the program's ledger.
+Time comes from the closed forms, and from the simulated program where they do not hold (`applies.py`); memory of the
+literal program from its fold where one exists, else from the closed forms; traffic always from the program's ledger.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from meshwright.arch.arithmetic import Convention, OperationKind, flops_per_sequence, operations
+from meshwright.arch.arithmetic import Convention, flops_per_sequence, repeated_flops
 from meshwright.config.choices import Documents, Recompute
 from meshwright.layout.axes import Coordinates
 from meshwright.plan.action import Kind
@@ -22,11 +22,13 @@ from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import role_program
+from meshwright.price.applies import beyond_closed_form
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster, Following
 from meshwright.price.estimate import Estimates, estimate
 from meshwright.price.layouts import of_plan
 from meshwright.price.memory import CATEGORIES, routed_share
+from meshwright.price.simulate import simulated
 from meshwright.price.target import Target, target_of
 from meshwright.price.times import PARTS
 from meshwright.price.traffic import traffic
@@ -63,14 +65,36 @@ class Price:
         return traffic(self.plan, self.rank, _transport(self.cluster))
 
     @cached_property
+    def simulated_because(self) -> str | None:
+        """Why the step's time is that of the simulated program; None where the closed form holds, or is all there is.
+
+        Programs of usual trainers are not known, and very long ones are not simulated.
+        """
+        literal = self.cluster.software.following is Following.LITERAL
+        if not literal or self.plan.accumulation * self.plan.arch.num_units > _FOLDED:
+            return None
+        return beyond_closed_form(self.plan, self.target)
+
+    @cached_property
     def step_seconds(self) -> float:
+        if self.simulated_because is not None:
+            return simulated(self.plan, self.cluster).step_seconds
         return float(self.estimates.times.step[0])
 
     @cached_property
     def parts(self) -> Mapping[str, float]:
-        """Seconds by cause; they add up to the step."""
+        """Seconds by cause; they add up to the step.
+
+        What a simulation adds to the closed form, or takes from it, is time of the replicas' exchanges, or waiting.
+        """
         times = self.estimates.times
-        return {name: float(getattr(times, name)[0]) for name in PARTS} | {"data": 0.0}
+        parts = {name: float(getattr(times, name)[0]) for name in PARTS} | {"data": 0.0}
+        left = self.step_seconds - sum(parts.values())
+        for name in ("dp", "bubble", "other") if parts["dp"] else ("bubble", "other"):
+            taken = left if name == "other" else max(left, -parts[name])
+            parts[name] += taken
+            left -= taken
+        return parts
 
     @property
     def spread(self) -> float:
@@ -170,20 +194,17 @@ class Price:
         plan, sequence = self.plan, self.plan.data.sequence_length
         causal = flops_per_sequence(plan.arch, sequence) * plan.batch.sequences
         full = flops_per_sequence(plan.arch, sequence, Convention.FULL) * plan.batch.sequences
-        again = int(self._repeated() * plan.batch.sequences)
+        again = int(self._repeated() * plan.batch.sequences)  # on a share of the blocks, perhaps
         return {"model_per_step": causal, "model_full_attention_per_step": full, "hardware_per_step": causal + again}
 
     def _repeated(self) -> float:
         """FLOPs of one sequence that recomputation repeats."""
-        plan, sequence = self.plan, self.plan.data.sequence_length
-        if plan.execution.recompute is Recompute.NONE:
+        plan, software, recompute = self.plan, self.cluster.software, self.plan.execution.recompute
+        # Usual trainers keep the output of fused attention, and repeat none of its products.
+        keeps = software.following is Following.USUAL and not self.target.unfused
+        if recompute is Recompute.SELECTIVE and keeps:
             return 0.0
-        full = plan.execution.recompute is Recompute.FULL
-        blocks = range(1, plan.arch.head_unit)
-        done = (each for unit in blocks for each in operations(plan.arch, unit, sequence, sequence))
-        wanted = (OperationKind.MATMUL, OperationKind.ATTENTION) if full else (OperationKind.ATTENTION,)
-        once = sum(each.forward_flops() for each in done if each.kind in wanted)
-        return once * self.cluster.software.share if full or self.target.unfused else 0.0
+        return repeated_flops(plan.arch, plan.data.sequence_length, recompute) * software.share
 
     @cached_property
     def mfu(self) -> float | None:
@@ -220,6 +241,7 @@ class Price:
             "fits": self.fits,
             "fits_surely": self.fits_surely,
             "peak_at": self.fullest,
+            "time_from": "closed form" if self.simulated_because is None else "simulated program",
             "range": list(self.range_seconds),
             "worst_routing_peak": self.worst_peak,
             "dollars_per_step": self.dollars_per_step,

@@ -77,18 +77,19 @@ def link_tables(found: Measured) -> dict[str, Any]:
             slowest = min(each[1] for each in plain.values())
             out["node"] = {"link_latency_s": latency, "link_bytes_per_s": rate, "measured_bytes_per_s": slowest}
     else:
-        hop, call = _latencies(inside)
+        hop, exchange = _latencies(inside)
         gather, reduce = (fit(_of(inside, kind))[1] for kind in ("all_gather", "all_reduce"))
         out["node"] = {"link_latency_s": hop, "link_bytes_per_s": gather, "measured_bytes_per_s": gather,
-                       "reduce_bytes_per_s": reduce}  # fmt: skip
-        out["constants"]["link.call_s"] = call
+                       "reduce_bytes_per_s": reduce, "exchange_s": exchange}  # fmt: skip
+    if inside or tiers.get("across"):  # latencies hold all that a call takes
+        out["constants"]["link.call_s"] = 0.0
+    if found.overlaps:  # of the farthest tier: gradients meet there
+        out["constants"]["overlap.slow"] = found.overlaps[-1].slow
     across = tiers.get("across")
     if across:
-        hop, call = _latencies(across)
+        hop, exchange = _latencies(across)
         rate = fmean(fit(_of(across, kind))[1] for kind in ("all_gather", "all_reduce"))
-        out["network"] = {"latency_s": hop, "bytes_per_s": rate, "measured_bytes_per_s": rate}
-        if inside is None:
-            out["constants"]["link.call_s"] = call
+        out["network"] = {"latency_s": hop, "bytes_per_s": rate, "measured_bytes_per_s": rate, "exchange_s": exchange}
         if "alone" in tiers:
             alone = fit(_of(tiers["alone"], "all_gather"))[1]
             out["network"]["shared"] = alone > 0.5 * (1 + found.devices) * rate
@@ -100,11 +101,14 @@ def _of(times: Sequence[LinkTime], operation: str) -> list[LinkTime]:
 
 
 def _latencies(times: Sequence[LinkTime]) -> tuple[float, float]:
-    """(seconds of a hop, of a call): collectives of few and of many hops tell them apart."""
-    few, many = (min(_of(times, kind), key=lambda each: each.moved_bytes) for kind in ("all_gather", "all_reduce"))
-    hop = max((many.seconds - few.seconds) / max(many.hops - few.hops, 1), 0.0)
-    hop = min(hop, few.seconds / few.hops)
-    return hop, max(few.seconds - few.hops * hop, 0.0)
+    """(seconds of a hop of a small sum, what a small gather takes besides its hops)."""
+    gather, reduce = (min(_of(times, kind), key=_moved) for kind in ("all_gather", "all_reduce"))
+    hop = reduce.seconds / reduce.hops
+    return hop, max(gather.seconds - gather.hops * hop, 0.0)
+
+
+def _moved(time: LinkTime) -> int:
+    return time.moved_bytes
 
 
 def _words(times: Sequence[LinkTime]) -> str:

@@ -122,7 +122,7 @@ def replicas(target: Target, layouts: Layouts, held: Weights) -> Replicas:
 
 def _groups(target: Target, layouts: Layouts) -> _Groups:
     dense = layouts.dp * layouts.ep * layouts.cp
-    stride = np.minimum(layouts.stride(Axis.DP), np.minimum(layouts.stride(Axis.EP), layouts.stride(Axis.CP)))
+    stride = _nearest(layouts, (Axis.DP, Axis.EP, Axis.CP))
     within = np.where(layouts.within > 0, layouts.within, dense)
     literal = target.cluster.software.following is Following.LITERAL
     return _Groups(
@@ -130,11 +130,18 @@ def _groups(target: Target, layouts: Layouts) -> _Groups:
         layouts,
         shard=way(target, within, stride),
         copy=way(target, dense / within, stride * within),
-        expert=way(target, layouts.dp * layouts.cp, np.minimum(layouts.stride(Axis.DP), layouts.stride(Axis.CP))),
+        expert=way(target, layouts.dp * layouts.cp, _nearest(layouts, (Axis.DP, Axis.CP))),
         within=within,
         # Gains of norms are partial sums under sequence parallel: the literal program gives them their own buckets.
         small=np.where((layouts.tp > 1) & (layouts.sequence > 0), 1.0 * literal, 0.0),
     )
+
+
+def _nearest(layouts: Layouts, axes: tuple[Axis, ...]) -> Array:
+    """How far apart in rank the nearest members of a group over `axes` are; an axis of one rank joins nobody."""
+    strides = [np.where(layouts.degree(axis) > 1, layouts.stride(axis), np.inf) for axis in axes]
+    nearest = np.minimum.reduce(strides)
+    return np.asarray(np.where(np.isfinite(nearest), nearest, 1.0))
 
 
 def _closing(target: Target, layouts: Layouts, held: Weights, groups: _Groups) -> Array:

@@ -31,9 +31,11 @@ from meshwright.price.layouts import SCHEDULES, Array, Layouts
 @dataclass(frozen=True)
 class Stages:
     """Seconds of one micro-batch, all chunks of a coordinate together: the first, the fullest inner, the last stage;
-    `forward` and `backward` are sums over all stages. Inner figures are 0 where there are none."""
+    `whole` are sums over all stages, `early` over the inner ones before the fullest. Inner figures are 0 where there
+    are none."""
 
     first: tuple[Array, Array]
+    early: tuple[Array, Array]
     inner: tuple[Array, Array]
     last: tuple[Array, Array]
     whole: tuple[Array, Array]
@@ -56,7 +58,7 @@ def pipeline_seconds(
             continue
         match schedule:
             case Schedule.ONE_F_ONE_B:
-                seconds = _one_f_one_b(p, m, stages, message, shown, hoisted)
+                seconds = _one_f_one_b(layouts, stages, message, shown, hoisted)
             case Schedule.GPIPE:
                 seconds = _gpipe(p, m, stages, message) - (p - 1) * hoisted
             case Schedule.NAIVE:
@@ -71,14 +73,16 @@ def pipeline_seconds(
     return np.asarray(out)
 
 
-def _one_f_one_b(p: Array, m: Array, stages: Stages, message: Array, shown: Array, hoisted: Array | float) -> Array:
-    """The largest bound over the first stage, the first inner one and the last."""
+def _one_f_one_b(layouts: Layouts, stages: Stages, message: Array, shown: Array, hoisted: Array | float) -> Array:
+    """The largest bound over the first stage, the fullest inner one and the last."""
+    p, m, place = layouts.pp, layouts.accumulation, layouts.place
     total = stages.whole[0] + stages.whole[1]
     first, inner, last = sum(stages.first), sum(stages.inner), sum(stages.last)
-    hop = 2 * message - hoisted
-    none, one = np.zeros_like(p), np.ones_like(p)
+    hop, before = 2 * message - hoisted, first + sum(stages.early)
+    none = np.zeros_like(p)
     at_first = _bound(m, p, none, stages.first, none, total - first, hop, 2 * shown - hoisted)
-    at_inner = _bound(m, p, one, stages.inner, first + hop, total - first - inner, hop, 2 * shown - hoisted)
+    behind = total - before - inner
+    at_inner = _bound(m, p, place, stages.inner, before + place * hop, behind, hop, 2 * shown - hoisted)
     at_last = total - last + hop * (p - 1) + m * last
     return np.asarray(np.maximum(np.maximum(at_first, np.where(p > 2, at_inner, 0.0)), at_last))
 

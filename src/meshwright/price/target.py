@@ -66,8 +66,9 @@ class Target:
 
     @property
     def peak_flops(self) -> float | None:
-        """The data sheet's peak for the products of blocks; None on processors nobody states one of."""
-        return None if self.cluster.device.generation == "cpu" else self._peak(self._products)[1]
+        """The peak for the products of blocks, of a data sheet or as it was measured; None where it is a guess."""
+        source = self.cluster.sources.get("device.matrix_flops", "")
+        return None if source.startswith("guess") else self._peak(self._products)[1]
 
     @property
     def attention_peak(self) -> float:

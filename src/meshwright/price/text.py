@@ -39,6 +39,8 @@ def _time(price: Price) -> Iterator[str]:
     step = price.step_seconds
     low, high = map(seconds_text, price.range_seconds)
     yield f"time of a step  {seconds_text(step)}   (between {low} and {high})"
+    if price.simulated_because:
+        yield f"  of the simulated program: {price.simulated_because}"
     for name, seconds in sorted(price.parts.items(), key=lambda part: -part[1]):
         if abs(seconds) > step * 5e-4:
             yield f"  {_WORDS[name]:<32} {seconds_text(seconds):>9}  {100 * seconds / step:5.1f} %"

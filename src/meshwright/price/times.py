@@ -21,7 +21,8 @@ from meshwright.price.exposure import step_exposed
 from meshwright.price.layouts import RECOMPUTES, Array, Layouts
 from meshwright.price.links import message_seconds
 from meshwright.price.replicas import Replicas, replicas
-from meshwright.price.schedule import Stages, pipeline_seconds
+from meshwright.price.schedule import Stages
+from meshwright.price.sharing import on_shared_processors
 from meshwright.price.slots import Pair, Room, Slots, slots
 from meshwright.price.target import Target
 from meshwright.price.weights import Weights
@@ -118,8 +119,8 @@ def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Time
     message = _message(target, layouts, literal)
     hidden = 0.0 if target.legacy or literal else target.values["overlap.border"]
     hoisted = _hoisted(layouts, block) if literal else 0.0
-    run = pipeline_seconds(layouts, stages, message, hidden, hoisted)
-    still = pipeline_seconds(layouts, stages, np.zeros_like(message), hidden, hoisted)
+    run = on_shared_processors(target, layouts, stages, message, hidden, hoisted)
+    still = on_shared_processors(target, layouts, stages, np.zeros_like(message), hidden, hoisted)
     inner, tail = sum(stages.inner), sum(stages.last)
     slow_last = (tail >= sum(stages.first)) & (tail >= inner) & ~lone
     slow_first = ~slow_last & (sum(stages.first) >= inner)
@@ -177,24 +178,25 @@ def _passes(block: Block) -> Pair:
     return block.ahead, block.whole - block.ahead
 
 
-def _stages(
-    layouts: Layouts, block: Pair, embedding: Pair, head: Pair, shown: Slots | None
-) -> Stages:
-    first, inner, last, whole = [], [], [], []
+def _stages(layouts: Layouts, block: Pair, embedding: Pair, head: Pair, shown: Slots | None) -> Stages:
+    first, early, inner, last, whole = [], [], [], [], []
     total = layouts.first + np.where(layouts.pp > 1, layouts.last, 0.0)
     between = np.maximum(layouts.pp - 2, 0)
     for each, (one, start, end) in enumerate(zip(block, embedding, head, strict=True)):
         first.append(layouts.first * one + start)
+        early.append(layouts.ahead * one)
         inner.append(layouts.most * one)
         last.append(layouts.last * one + end)
         whole.append((total + layouts.inner) * one + start + end)
         if shown is not None:
             first[-1] = first[-1] + shown.first[each]
+            early[-1] = early[-1] + (layouts.place - 1) * shown.inner[each]
             inner[-1] = inner[-1] + shown.inner[each]
             last[-1] = last[-1] + shown.last[each]
             outer = shown.first[each] + np.where(layouts.pp > 1, shown.last[each], 0.0)
             whole[-1] = whole[-1] + outer + between * shown.inner[each]
-    return Stages((first[0], first[1]), (inner[0], inner[1]), (last[0], last[1]), (whole[0], whole[1]))
+    pairs = ((each[0], each[1]) for each in (first, early, inner, last, whole))
+    return Stages(*pairs)
 
 
 def _message(target: Target, layouts: Layouts, literal: bool) -> Array:

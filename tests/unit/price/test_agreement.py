@@ -6,9 +6,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from meshwright.config.load import build_run
+from meshwright.price.catalogue import cluster_of
 from meshwright.price.estimate import estimate
 from meshwright.price.layouts import Layouts, layouts, of_plan
 from meshwright.price.memory import CATEGORIES
+from meshwright.price.search import search
 from meshwright.price.simulate import simulated
 from meshwright.price.times import PARTS
 from tests.unit.price.ask import ask
@@ -37,16 +40,66 @@ def points(count: int, zeros: tuple[int, ...], seed: int = 0) -> Iterator[list[s
         yield words
 
 
-def difference(words: list[str]) -> float:
-    price = ask(*words)
-    return price.step_seconds / simulated(price.plan, price.cluster).step_seconds - 1
+def test_closed_forms_are_the_simulated_program_wherever_they_are_used() -> None:
+    """Within 1 % on every point (benchmarks/price.py: of a thousand); where the forms do not hold, `estimate` tells the
+    simulation itself."""
+    closed = 0
+    for zeros in ((0, 1), (2, 3)):
+        for words in points(20, zeros):
+            price = ask(*words)
+            exact = simulated(price.plan, price.cluster).step_seconds
+            form = float(price.estimates.times.step[0])
+            if price.simulated_because is None:
+                closed += 1
+                assert price.step_seconds == form
+                assert form == pytest.approx(exact, rel=0.01), words
+            else:
+                assert price.step_seconds == exact
+                assert form == pytest.approx(exact, rel=0.06), words
+            assert sum(price.parts.values()) == pytest.approx(price.step_seconds)
+    assert closed >= 25  # of 40
 
 
-@pytest.mark.parametrize(("zeros", "within", "worst"), [((0, 1), 0.01, 0.02), ((2, 3), 0.02, 0.06)])
-def test_the_closed_form_is_the_simulated_program(zeros: tuple[int, ...], within: float, worst: float) -> None:
-    found = np.abs([difference(words) for words in points(24, zeros)])
-    assert np.quantile(found, 0.9) < within
-    assert found.max() < worst
+LITERAL = (
+    "model.preset=llama3-8b", "data.sequence_length=1024", "batch.micro=1", "precision.compute=bfloat16",
+    "cluster.software.following=literal",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("mesh.pp=4", "batch.global=16", "mesh.dp=1"), None),
+        (("mesh.pp=4", "batch.global=16", "mesh.dp=1", "parallel.schedule=zb-h1"), "zb-h1"),
+        (("mesh.pp=2", "batch.global=16", "mesh.dp=1", "parallel.schedule=interleaved", "parallel.chunks=2"), "interl"),
+        (("mesh.pp=2", "batch.global=64", "mesh.dp=16", "parallel.zero=3"), "exchanges between replicas"),
+        (("batch.global=64", "mesh.dp=16", "mesh.tp=8"), "exchanges between replicas"),
+    ],
+)
+def test_where_closed_forms_do_not_hold_the_program_is_simulated(words: tuple[str, ...], why: str | None) -> None:
+    price = ask(*LITERAL, *words)
+    exact = simulated(price.plan, price.cluster).step_seconds
+    if why is None:
+        assert price.simulated_because is None
+        assert price.step_seconds == pytest.approx(exact, rel=0.01)
+        return
+    assert why in str(price.simulated_because)
+    assert price.step_seconds == exact
+    assert price.to_json()["time_from"] == "simulated program"
+    assert price.parts["other"] >= 0
+    assert why in str(price)
+
+
+def test_the_planner_ranks_such_layouts_by_their_simulation() -> None:
+    """Rows of a search are told as `estimate` tells them."""
+    run = build_run({"model": {"preset": "llama3-8b", "layers": 8}, "data": {"sequence_length": 1024},
+                     "batch": {"global": 32}, "precision": {"compute": "bfloat16"}})  # fmt: skip
+    cluster = cluster_of("h100-sxm", ["cluster.software.following=literal"])
+    rows = search(run, 8, cluster, top=8, fixed={"mesh.pp": 4, "parallel.schedule": "zb-h1"}).rows
+    assert rows
+    assert [row.price.step_seconds for row in rows] == sorted(row.price.step_seconds for row in rows)
+    for row in rows:
+        assert row.price.step_seconds == simulated(row.price.plan, cluster).step_seconds
 
 
 def some_layouts() -> Layouts:

@@ -7,7 +7,10 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli.main import main
+from meshwright.price.calibration import Measured, ProductTime, calibrated
 from meshwright.price.explain import FIGURES
+from meshwright.price.price import Price
+from meshwright.price.request import requested
 from tests.unit.price.ask import ask
 
 RUN = ("model.preset=llama3-8b", "mesh.tp=2", "batch.global=64", "batch.micro=1", "data.sequence_length=4096",
@@ -59,12 +62,32 @@ def test_without_arguments_the_demonstration_run_is_priced(capsys: pytest.Captur
     assert found["fits"]
 
 
+def test_a_peak_that_somebody_states_or_measured_gives_a_share_of_it() -> None:
+    """The catalogue's guess of a CPU is no peak; a figure laid over it is, and so is a measured one."""
+    assert ask(*RUN, cluster="local", gpus=16).mfu is None
+    mine = Measured(2, "CPU", "cpu", 1e12, 1e10, (ProductTime("bfloat16", 512, 512, 512, 1e-3),))
+    measured = Price(ask(*RUN, gpus=16).plan, calibrated(mine))
+    assert measured.mfu is not None
+    peak = measured.cluster.device.matrix_flops["bfloat16"]
+    assert measured.mfu == pytest.approx(measured.flops["model_per_step"] / measured.step_seconds / 16 / peak)
+    _, plan, stated = requested(None, [*RUN, "cluster.device.matrix_flops={bfloat16=2e11}"], "local", 16)
+    assert Price(plan, stated).mfu is not None
+
+
 def test_three_conventions_of_flops() -> None:
     """Causal half, full attention, and what recomputation repeats: each named, hardware never below model."""
     plain, again = ask(*RUN, gpus=16).flops, ask(*RUN, "parallel.recompute=full", gpus=16).flops
     assert plain["model_per_step"] == plain["hardware_per_step"] < plain["model_full_attention_per_step"]
     assert again["model_per_step"] == plain["model_per_step"]
     assert 1.25 < again["hardware_per_step"] / plain["hardware_per_step"] < 4 / 3
+    # Selective: this program makes the attention core again; usual trainers keep what fused attention gives.
+    core, usual = (
+        ask(*RUN, "parallel.recompute=selective", gpus=16, cluster=cluster).flops["hardware_per_step"]
+        for cluster in ("local", "h100-sxm")
+    )
+    attention = plain["model_full_attention_per_step"] - plain["model_per_step"]
+    assert core - plain["model_per_step"] == pytest.approx(attention / 3, rel=1e-3)
+    assert usual == plain["model_per_step"]
 
 
 @pytest.mark.parametrize("figure", [*FIGURES, "traffic.tp"])

@@ -1,7 +1,6 @@
 """Memory: figures that are commonly wrong, papers' tables, and the fold of the program."""
 
 import re
-
 from dataclasses import replace
 
 import pytest

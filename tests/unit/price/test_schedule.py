@@ -12,9 +12,12 @@ def one(schedule: Schedule, pp: int, micros: int, chunks: int = 1) -> Layouts:
     return layouts(pp * chunks, pp=pp, chunks=chunks, sequences=micros, schedule=SCHEDULES.index(schedule))
 
 
+NONE = np.zeros(1), np.zeros(1)
+
+
 def stages(pp: int, forward: float = 1.0, backward: float = 2.0) -> Stages:
     pair = np.array([forward]), np.array([backward])
-    return Stages(pair, pair if pp > 2 else (np.zeros(1), np.zeros(1)), pair, (pp * pair[0], pp * pair[1]))
+    return Stages(pair, NONE, pair if pp > 2 else NONE, pair, (pp * pair[0], pp * pair[1]))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +37,7 @@ def test_naive_runs_one_micro_batch_after_the_other() -> None:
 def test_the_slowest_stage_sets_the_pace() -> None:
     pair, slow = (np.array([1.0]), np.array([2.0])), (np.array([2.0]), np.array([4.0]))
     whole = np.array([2 + 1 + 1 + 1.0]), np.array([4 + 2 + 2 + 2.0])
-    uneven = Stages(slow, pair, pair, whole)
+    uneven = Stages(slow, NONE, pair, pair, whole)
     seconds = pipeline_seconds(one(Schedule.ONE_F_ONE_B, 4, 32), uneven, np.zeros(1))[0]
     assert seconds >= 32 * 6.0
 
