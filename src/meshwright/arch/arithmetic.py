@@ -20,6 +20,7 @@ from functools import lru_cache
 from meshwright.arch.arch import Arch, Experts, Latent, Norm
 from meshwright.arch.parameters import tensors
 from meshwright.arch.tensors import LogicalAxis, Tensor, UnitKind
+from meshwright.config.choices import Recompute
 
 
 class Convention(StrEnum):
@@ -121,6 +122,18 @@ def flops_per_sequence(arch: Arch, sequence: int, convention: Convention = Conve
     """Model FLOPs of training on one sequence: forward and backward, no recomputation."""
     done = (operation for unit in range(arch.num_units) for operation in operations(arch, unit, sequence, sequence))
     return sum(each.forward_flops(convention) + each.backward_flops(convention) for each in done)
+
+
+def repeated_flops(arch: Arch, sequence: int, recompute: Recompute) -> int:
+    """FLOPs of training on one sequence that recomputation repeats.
+
+    Full: a block's whole forward. Selective: the attention core alone; the rest of what it makes again only moves.
+    """
+    if recompute is Recompute.NONE:
+        return 0
+    done = (each for unit in range(1, arch.head_unit) for each in operations(arch, unit, sequence, sequence))
+    full = recompute is Recompute.FULL
+    return sum(each.forward_flops() for each in done if full or each.kind is OperationKind.ATTENTION)
 
 
 def flops_per_token(arch: Arch, sequence: int, convention: Convention = Convention.CAUSAL) -> float:

@@ -16,18 +16,26 @@ from typing import Any
 
 import torch
 
-from meshwright.arch.arithmetic import operations
+from meshwright.arch.arithmetic import flops_per_sequence, repeated_flops
 from meshwright.comm.gather import gather_integers
-from meshwright.config.choices import Recompute
 from meshwright.parallel.engine import Engine
 from meshwright.plan.category import Category
 from meshwright.plan.folds.ledger import Row, ledger
 from meshwright.plan.folds.memory import Timeline, memory
 from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
-from meshwright.train.figures import Meter, peak_bytes
+from meshwright.train.figures import Meter
 
-__all__ = ["HELD", "PEAK_TOLERANCE", "Account", "LedgerError", "hardware_flops", "ledger_json", "take_account"]
+__all__ = [
+    "HELD",
+    "PEAK_TOLERANCE",
+    "Account",
+    "LedgerError",
+    "hardware_flops",
+    "ledger_json",
+    "peak_bytes",
+    "take_account",
+]
 
 _TIMES = ("compute", "dp", "tp", "pp", "cp", "ep", "bubble", "optimizer", "data", "other")
 PEAK_TOLERANCE = 0.05
@@ -81,8 +89,7 @@ def take_account(engine: Engine, peak: int) -> Account:
 def ledger_json(engine: Engine, account: Account, meter: Meter) -> dict[str, Any]:
     """Both estimates and the verdict. Collective over all ranks."""
     plan, timeline = engine.plan, account.timeline
-    most = max(account.peak_measured, peak_bytes(engine))
-    peaks = [row[0] for row in gather_integers(engine.mesh, [most])]
+    peaks = [row[0] for row in gather_integers(engine.mesh, [peak_bytes(engine, account)])]
     expected = [memory(plan, rank, transport=engine.mesh.ledger.transport).peak_bytes for rank in _one_a_stage(plan)]
     flops = {"model_per_step": meter.model_flops, "hardware_per_step": hardware_flops(plan)}
     predicted_memory: dict[str, Any] = {
@@ -110,12 +117,16 @@ def ledger_json(engine: Engine, account: Account, meter: Meter) -> dict[str, Any
 def hardware_flops(plan: Plan) -> int:
     """FLOPs of a step over all ranks, recomputation included."""
     sequence = plan.data.sequence_length
-    total = 0
-    for unit in range(plan.arch.num_units):
-        again = plan.execution.recompute is Recompute.FULL and 0 < unit < plan.arch.head_unit
-        for each in operations(plan.arch, unit, sequence, sequence):
-            total += each.forward_flops() * (2 if again else 1) + each.backward_flops()
-    return total * plan.batch.sequences
+    once = flops_per_sequence(plan.arch, sequence) + repeated_flops(plan.arch, sequence, plan.execution.recompute)
+    return once * plan.batch.sequences
+
+
+def peak_bytes(engine: Engine, account: Account) -> int:
+    """The most that the program's allocator has held so far, activations included: on CUDA torch's own figure; on a CPU
+    that of the first step, which is measured, and which every later step of the same program repeats."""
+    device = engine.allocator.device
+    later = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else engine.allocator.peak
+    return max(account.peak_measured, later)
 
 
 def _held_peak(timeline: Timeline) -> int:

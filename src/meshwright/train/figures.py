@@ -1,7 +1,7 @@
 """The figures of a step: its line in metrics.jsonl, and what is shown of it.
 
 MFU = model FLOPs a second over what the devices could do at most (Chowdhery et al. 2022, arXiv:2204.02311, appendix B),
-attention counted with its causal half. Where a device's peak is not known, there is none.
+attention counted with its causal half. Where the devices' peak is not known (`device_peak`), there is none.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-import torch
-
 from meshwright.arch.arithmetic import flops_per_sequence
 from meshwright.observe.progress import Reading
-from meshwright.parallel.engine import Engine, StepResult
+from meshwright.parallel.engine import StepResult
 from meshwright.plan.plan import Plan
+from meshwright.train.device_peak import Peak
 
-__all__ = ["CONVENTION", "Meter", "peak_bytes"]
+__all__ = ["CONVENTION", "Meter"]
 
 CONVENTION = "6N + causal attention"
 _WINDOW = 50  # steps that rates and the remaining time are taken from
@@ -26,8 +25,8 @@ _WARM_UP = 1  # the first step pays for everything that happens once
 class Meter:
     """Turns results into figures; keeps the last steps' times and nothing else."""
 
-    def __init__(self, plan: Plan, steps: int, peak_flops: float | None = None) -> None:
-        self._steps, self._ranks, self._peak_flops = steps, plan.degrees.ranks, peak_flops
+    def __init__(self, plan: Plan, steps: int, peak: Peak | None = None) -> None:
+        self._steps, self._peak = steps, peak
         self.tokens = plan.batch.sequences * plan.data.sequence_length
         self.model_flops = flops_per_sequence(plan.arch, plan.data.sequence_length) * plan.batch.sequences
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
@@ -69,18 +68,15 @@ class Meter:
             tokens_per_second=line["tokens_per_second"],
             flops_per_second=self.model_flops / line["seconds"],
             mfu=line["mfu"],
-            convention=CONVENTION,
+            convention=self.convention,
             eta_seconds=self.step_seconds * left + seconds_left if self._seconds else None,
         )
 
     def mfu(self, seconds: float) -> float | None:
-        """Model FLOP utilisation of all ranks; None where the peak of the device is not known."""
-        if self._peak_flops is None:
-            return None
-        return self.model_flops / seconds / (self._ranks * self._peak_flops)
+        """Model FLOP utilisation of all devices together; None where their peak is not known."""
+        return None if self._peak is None else self.model_flops / (seconds * self._peak.flops_per_s)
 
-
-def peak_bytes(engine: Engine) -> int:
-    """The most the program's allocator has held: torch's on CUDA; on a CPU the engine's own, without activations."""
-    device = engine.allocator.device
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else engine.allocator.peak
+    @property
+    def convention(self) -> str:
+        """What is counted, and as a share of what."""
+        return CONVENTION if self._peak is None else f"{CONVENTION}, of the {self._peak.source} peak"

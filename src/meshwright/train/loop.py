@@ -33,11 +33,12 @@ from meshwright.parallel.engine import Engine, StepResult
 from meshwright.plan.learning_rate import learning_rate
 from meshwright.report.run_page import run_page
 from meshwright.train import story
-from meshwright.train.account import Account, LedgerError, ledger_json, take_account
+from meshwright.train.account import Account, LedgerError, ledger_json, peak_bytes, take_account
 from meshwright.train.checks import check_batches, check_same_run
+from meshwright.train.device_peak import peak_here
 from meshwright.train.evaluate import evaluate
 from meshwright.train.feed import Feed, rank_feed
-from meshwright.train.figures import Meter, peak_bytes
+from meshwright.train.figures import Meter
 from meshwright.train.folder import LEDGER, REPORT, Journal, write_json
 from meshwright.train.job import Job
 from meshwright.train.nonfinite import NonfiniteError, blame
@@ -90,7 +91,8 @@ def train_joined(status: RankStatus, job: Job) -> Outcome:
         feed = replace(feed, first_step=start.step, consumed=start.samples)
         journal = refused_together(side, lambda: stack.enter_context(Journal.open(job, start.step)) if leads else None)
         saves = stack.enter_context(Saves(engine, job, side, feed.dataset.digest, progress.say))
-        return _Loop(job, status, stop, engine, feed, journal, progress, saves).run()
+        meter = Meter(job.plan, job.steps, peak_here(engine, story.priced_on(engine), side))
+        return _Loop(job, status, stop, engine, feed, journal, progress, saves, meter).run()
 
 
 class _Loop:
@@ -98,12 +100,12 @@ class _Loop:
 
     def __init__(
         self, job: Job, status: RankStatus, stop: StopRequest, engine: Engine, feed: Feed, journal: Journal | None,
-        progress: Progress, saves: Saves,
+        progress: Progress, saves: Saves, meter: Meter,
     ) -> None:  # fmt: skip
         self._job, self._status, self._stop, self._saves = job, status, stop, saves
         self._first = feed.first_step
         self._engine, self._feed, self._journal, self._progress = engine, feed, journal, progress
-        self._meter = Meter(job.plan, job.steps)
+        self._meter = meter
         self._watch = Stopwatch()
         self._evaluates = job.eval_every > 0 and feed.evaluation_batches > 0
         self._evaluation_seconds = 0.0
@@ -163,7 +165,8 @@ class _Loop:
             raise LedgerError("what the plan predicts of a step differs from what was measured; track.strict is on")
 
     def _record(self, step: int, result: StepResult, rate: float, seconds: float) -> None:
-        line = self._meter.line(step, result, rate, seconds, peak_bytes(self._engine))
+        assert self._account is not None  # taken of the first step
+        line = self._meter.line(step, result, rate, seconds, peak_bytes(self._engine, self._account))
         first = result.loss if step == self._first else self._outcome.first_loss
         self._outcome = replace(self._outcome, steps=step + 1, first_loss=first, last_loss=result.loss)
         if self._journal is not None:
@@ -229,7 +232,11 @@ class _Loop:
             write_json(self._job.folder / LEDGER, figures)
             spent = story.spent(self._engine, self._watch)
             where_priced = story.priced_on(self._engine)
-            self._progress.say(*story.closing(self._job, self._account, self._outcome, figures, where_priced, spent))
+            self._progress.say(
+                *story.closing(
+                    self._job, self._account, self._outcome, figures, where_priced, spent, self._meter.convention
+                )
+            )
             (self._job.folder / REPORT).write_text(run_page(self._job.folder))
         self._sample()
         return self._outcome

@@ -148,19 +148,22 @@ def closing(
     figures: Mapping[str, Any],
     cluster: str = "local",
     seconds: Mapping[str, float] | None = None,
+    convention: str = CONVENTION,
 ) -> Iterator[str]:
-    """The closing table; `seconds`: of a mean step, by cause, beside the prices on `cluster`."""
+    """The closing table; `seconds`: of a mean step, by cause, beside the prices on `cluster`; `convention`: of MFU."""
     if account.predicted or account.measured:
         yield ""
         yield from _traffic_table(account.predicted, account.measured)
     yield ""
     states = {name: size for name, size in account.timeline.states.items() if name.value in HELD}
+    mfu: float | None = figures["measured"]["time"]["mfu"]
     rows = [
         ["state between steps", bytes_text(sum(states.values())), bytes_text(sum(account.live.values()))],
         ["  with gradients, at most", bytes_text(account.held_predicted), bytes_text(account.held_measured)],
         ["  with activations, at most", bytes_text(account.timeline.peak_bytes), bytes_text(account.peak_measured)],
         *spent_rows(price(job.plan, cluster), seconds, outcome.step_seconds),
         ["model FLOPs", "-", rate_text(_job_rate(figures, outcome), "FLOP/s") + f" ({CONVENTION})"],
+        *([["MFU", "-", f"{mfu:.1%} ({convention})"]] if mfu is not None else []),
     ]
     yield from table_lines(["of rank 0", "predicted", "measured"], rows)
     yield ""

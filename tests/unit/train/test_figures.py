@@ -4,10 +4,12 @@ import pytest
 
 from meshwright.arch.resolve import arch_from_model
 from meshwright.config.load import build_run
+from meshwright.observe.progress import reading_line
 from meshwright.parallel.engine import StepResult
 from meshwright.plan.plan import Plan
 from meshwright.plan.resolve import resolve
 from meshwright.testing.models import m0
+from meshwright.train.device_peak import Peak
 from meshwright.train.figures import Meter
 
 RESULT = StepResult(loss=2.0, grad_norm=1.0, trained_tokens=100, finite=True)
@@ -27,7 +29,11 @@ def test_model_flops_count_the_causal_half(plan: Plan) -> None:
 def test_mfu(plan: Plan) -> None:
     flops = 565_248 * 4 * 32
     assert Meter(plan, 10).line(0, RESULT, 1e-3, 2.0, 0)["mfu"] is None
-    assert Meter(plan, 10, peak_flops=flops).line(0, RESULT, 1e-3, 2.0, 0)["mfu"] == pytest.approx(0.5)
+    meter = Meter(plan, 10, Peak(float(flops), "measured"))
+    line = meter.line(0, RESULT, 1e-3, 2.0, 0)
+    assert line["mfu"] == 0.5
+    told = reading_line(meter.reading(line, 0.0))
+    assert "MFU 50.0% (6N + causal attention, of the measured peak)" in told
 
 
 def test_remaining_time_is_of_the_remaining_steps_without_the_first(plan: Plan) -> None:
