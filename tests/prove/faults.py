@@ -18,7 +18,8 @@ DIRECT, DIRECT_TENSOR, LINEAR, VOCABULARY = (
     f"parallel/{name}.py" for name in ("direct", "tensor_direct", "tensor_linear", "tensor_vocabulary")
 )
 FORMS = "parallel/recompute_forms.py"
-RECIPES, OFFLOAD = "parallel/recompute.py", "parallel/offload.py"
+RECIPES, OFFLOAD, NORMS = "parallel/recompute.py", "parallel/offload.py", "parallel/norms.py"
+CONJUGATE, ROWS = "comm/conjugate.py", "layout/rows.py"
 NORMS, ROTATION = "parallel/norms.py", "parallel/rotation.py"
 
 
@@ -324,6 +325,44 @@ FAULTS = [
         "self._mover.fetch([(home, copy) for home, copy, _ in guest.copies])",
         "self._mover.fetch([(home, copy.zero_()) for home, copy, _ in guest.copies][1:])",
         AWAY, "embedding.weight",
+    ),
+    # ------------------------------------------------------------------ norms, rows, pairs
+    Fault(
+        "the mean of a norm's gradient keeps half", NORMS,
+        "alpha=1 / x.shape[-1])", "alpha=0.5 / x.shape[-1])",
+        DP, "layers.1.mlp.down.weight",
+    ),
+    Fault(
+        "gains of norms take the gradient of half the rows", NORMS,
+        "return dx if needed[0] else None, dw_D.to(weight_D.dtype)",
+        "return dx if needed[0] else None, (dw_D / 2).to(weight_D.dtype)",
+        DP, "head.norm.weight", "factor",
+    ),
+    Fault(
+        "every part is the first", ROWS,
+        "return slice(index * width, (index + 1) * width)", "return slice(0, width)",
+        DP, "samples", "wrong rows",
+    ),
+    Fault(
+        "tokens of a micro-batch carry the names of the first one's", ROWS,
+        "            sample_ids=self.sample_ids[span],\n",
+        "            sample_ids=self.sample_ids[: span.stop - span.start],\n",
+        runs({"dp": 2}, micro=2, model={"dropout": 0.25}), "samples", "wrong rows",
+    ),
+    Fault(
+        "a scattered stream's gradient is a mean", CONJUGATE,
+        "(all_gather(g, ctx.group), None)", "(all_gather(g / 2, ctx.group), None)",
+        TP, "embedding.weight", "factor",
+    ),
+    Fault(
+        "a bias beside a scattered sum counts on one rank", CONJUGATE,
+        "    return whole, whole.clone(), None", "    return whole, whole.clone().zero_(), None",
+        runs({"dp": 1, "tp": 2}, micro=4, model=GPT2), "embedding.positions",
+    ),
+    Fault(
+        "both moments decay alike", "optim/update.py",
+        "beta2=settings.betas[1]", "beta2=settings.betas[0]",
+        DP, "loss",
     ),
     # ------------------------------------------------------------------ what the ledger knows of
     Fault(

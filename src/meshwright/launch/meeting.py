@@ -48,9 +48,9 @@ class Meeting:
             meeting._part()
 
     @classmethod
-    def through(cls, file: Path, rank: int, world: int, device: str = "cpu") -> Meeting:
+    def through(cls, file: Path, rank: int, world: int, device: str = "cpu", timeout_s: float = TIMEOUT_S) -> Meeting:
         """Ranks of one host that share a file."""
-        return cls(FileStore(str(file), world), rank, world, device)
+        return cls(FileStore(str(file), world), rank, world, device, timeout_s=timeout_s)
 
     @contextlib.contextmanager
     def group(self, size: int) -> Iterator[bool]:

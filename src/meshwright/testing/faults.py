@@ -2,7 +2,7 @@
 
     a fault      one piece of text in one file, and what stands there instead        must match exactly once
     a copy       the package in a temporary folder, with that change                 the tree itself is never touched
-    a trial      another interpreter that imports the copy and tries to prove a run
+    a trial      a process that imports the copy and tries to prove a run            `testing.trial`
 
 A trial looks where a user would look, cheapest first, and reports everything that speaks up:
 
@@ -11,7 +11,10 @@ A trial looks where a user would look, cheapest first, and reports everything th
     ladder       the last rung, the whole run, against one float64 process           verify
 
     fault = Fault("averaged", "parallel/executor.py", old, new, run={"mesh": {"dp": 2}}, first="head.weight")
-    assert try_fault(fault).caught
+    with Trials() as trials:
+        assert trials.of(fault).caught
+
+Torch is imported once for all trials, in a server that forks a process for each.
 """
 
 from __future__ import annotations
@@ -24,17 +27,23 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from select import select
 from typing import Any
 
 import meshwright
 from meshwright.launch.environment import snapshot
+from meshwright.testing.trial import Trial
 
-__all__ = ["Fault", "FaultError", "Tables", "Trial", "apply", "child", "try_fault"]
+__all__ = ["Fault", "FaultError", "Tables", "Trial", "Trials", "patched"]
 
 Tables = Mapping[str, Mapping[str, Any]]
 """A run file's sections, over the tiny settings of `testing.models`."""
+
+_PACKAGE = Path(meshwright.__file__).parent
+_SERVER = Path(__file__).with_name("fault_server.py")
 
 
 class FaultError(ValueError):
@@ -60,124 +69,88 @@ class Fault:
     ledger: bool = False
     memory: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What noticed. Texts are empty and `first` is None where nothing did."""
-
-    program: str = ""
-    ledger: str = ""
-    memory: str = ""
-    first: str | None = None
-    cause: str | None = None
-    told: str = ""
-    error: str = ""
-
     @property
-    def caught(self) -> bool:
-        return bool(self.program or self.ledger or self.memory or self.first is not None or self.error)
+    def wanted(self) -> list[str]:
+        """What must notice; any notice will do where nothing is said."""
+        asked = {"program": self.program, "ledger": self.ledger, "memory": self.memory, "ladder": self.first}
+        return [name for name, wanted in asked.items() if wanted] or ["any"]
 
 
-def apply(fault: Fault, folder: Path) -> Path:
-    """Copy the package into `folder` with the fault in it; what to put on the path. Raises FaultError."""
-    package = Path(meshwright.__file__).parent
-    copy = folder / package.name
-    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    file = copy / fault.file
-    text = file.read_text()
+def patched(fault: Fault) -> str:
+    """The text of the fault's file with the fault in it. Raises FaultError."""
+    text = (_PACKAGE / fault.file).read_text()
     if (found := text.count(fault.old)) != 1:
         raise FaultError(f"fault {fault.name!r}: its text is in {fault.file} {found} times, wanted once")
-    file.write_text(text.replace(fault.old, fault.new))
-    return folder
+    return text.replace(fault.old, fault.new)
 
 
-def try_fault(fault: Fault | None, run: Tables | None = None, timeout: float = 180.0) -> Trial:
-    """Try to prove the fault's run (or `run`) with the fault in place; None: with the source as it is.
+class Trials:
+    """A copy of the package and a server, for as many trials as wanted, one after the other."""
 
-    Raises FaultError where the trial itself cannot be made; a trial that hangs is caught, and says so.
-    """
-    tables = run if run is not None else fault.run if fault is not None else {}
-    with tempfile.TemporaryDirectory(prefix="meshwright-fault-") as name:
-        path = apply(fault, Path(name)) if fault is not None else Path(meshwright.__file__).parents[1]
-        environment = {**snapshot(), "PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1"}
-        code = "from meshwright.testing.faults import child; child()"
-        with subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, cwd=name, env=environment, start_new_session=True,
-        ) as process:  # fmt: skip
-            try:
-                out, told = process.communicate(json.dumps([str(path), tables]), timeout)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                out, _ = process.communicate()
-                told = f"did not end within {timeout:g} s"
-    found = [Trial(**json.loads(line)) for line in out.splitlines() if line.startswith("{")]
-    if len(found) == 2:
-        return found[-1]
-    error = told.strip()[-2000:] or f"ended with code {process.returncode}"
-    return replace(found[0], error=error) if found else Trial(error=error)
+    def __init__(self) -> None:
+        self._stack = ExitStack()
 
+    def __enter__(self) -> Trials:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="meshwright-fault-")))
+        self._path, self._out, self._err = folder, folder / "out", folder / "err"
+        # Compiled files come along: they hold for every file whose time is that of the original.
+        shutil.copytree(_PACKAGE, folder / _PACKAGE.name)
+        environment = {**snapshot(), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        self._server = subprocess.Popen(
+            [sys.executable, str(_SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder, bufsize=0,
+            env=environment,
+        )  # fmt: skip
+        self._stack.callback(self._stop)
+        return self
 
-def child() -> None:
-    """The other end of `try_fault`: reads tables, prints what it knows before anything runs, and then the rest."""
-    where, tables = json.loads(sys.stdin.read())
-    if not Path(meshwright.__file__).is_relative_to(where):
-        raise FaultError(f"the trial imported {meshwright.__file__}, not the copy")
-    _tell(_attempt(tables))
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
+    def of(self, fault: Fault | None, run: Tables | None = None, timeout: float = 120.0) -> Trial:
+        """Try to prove the fault's run (or `run`) with the fault in place; None: with the source as it is.
 
-def _tell(trial: Trial) -> None:
-    print("\n" + json.dumps(asdict(trial)), flush=True)
+        Raises FaultError where the trial itself cannot be made; a trial that hangs is caught, and says so.
+        """
+        tables = run if run is not None else fault.run if fault is not None else {}
+        wanted = [] if fault is None else fault.wanted
+        if fault is None:
+            return self._try(tables, wanted, timeout)
+        file = self._path / _PACKAGE.name / fault.file
+        file.write_text(patched(fault))
+        try:
+            return self._try(tables, wanted, timeout)
+        finally:
+            shutil.copy2(_PACKAGE / fault.file, file)
 
+    def _try(self, tables: Tables, wanted: list[str], timeout: float) -> Trial:
+        order = {"path": str(self._path), "out": str(self._out), "err": str(self._err)}
+        self._say({**order, "request": {"run": tables, "wanted": wanted}})
+        pid, error = self._hear()["pid"], ""
+        if not select([self._answers], [], [], timeout)[0]:
+            error = f"did not end within {timeout:g} s"
+            os.killpg(pid, signal.SIGKILL)
+        code = self._hear()["code"]
+        told = [Trial(**json.loads(line)) for line in self._out.read_text().splitlines() if line.startswith("{")]
+        if code:
+            error = error or self._err.read_text().strip()[-2000:] or f"ended with code {code}"
+        return replace(told[-1] if told else Trial(), error=error)
 
-def _attempt(tables: Tables) -> Trial:
-    from meshwright.arch.resolve import arch_from_model
-    from meshwright.config.load import build_run
-    from meshwright.plan.resolve import resolve
-    from meshwright.testing.models import m0_bytes
-    from meshwright.verify.ladder import ladder
+    @property
+    def _answers(self) -> Any:
+        assert self._server.stdout is not None
+        return self._server.stdout
 
-    run = build_run(m0_bytes(**{section: dict(keys) for section, keys in tables.items()}))
-    rung = ladder(resolve(run, arch_from_model(run.model)))[-1]
-    program, hangs = _program(rung.plan)
-    _tell(Trial(program=program))
-    if hangs:
-        return Trial(program=program)
-    ledger, memory = _dry(rung.plan)
-    first, cause, told = _climb(rung)
-    return Trial(program, ledger, memory, first, cause, told)
+    def _say(self, order: Mapping[str, Any]) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(order).encode() + b"\n")
 
+    def _hear(self) -> dict[str, Any]:
+        line = self._answers.readline()
+        if not line:
+            raise FaultError("the server of trials has ended")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
-def _program(plan: Any) -> tuple[str, bool]:
-    """What is wrong with the programs, and whether they would hang."""
-    from meshwright.plan.folds.deadlock import problems
-    from meshwright.plan.folds.graph import build_graph
-    from meshwright.plan.folds.hazards import hazards
-    from meshwright.plan.program import program
-
-    programs = {rank: program(plan, rank) for rank in range(plan.degrees.ranks)}
-    stuck = problems(plan, build_graph(plan, programs))
-    found = [str(each) for one in programs.values() for each in hazards(plan, one)]
-    return "; ".join([*stuck[:1], *found[:1]]), bool(stuck)
-
-
-def _dry(plan: Any) -> tuple[str, str]:
-    from meshwright.parallel.dry_run import dry_run
-
-    dry = dry_run(plan, plan.degrees.ranks - 1)
-    ledger = "" if dry.traffic_equal else f"rows {sorted(map(str, set(dry.measured) ^ set(dry.predicted)))[:2]} differ"
-    near = abs(dry.peak_ratio - 1) <= 0.05 and dry.states_equal
-    return ledger, "" if near else f"peak: {dry.peak_ratio:.3f} of the measured one was predicted"
-
-
-def _climb(rung: Any) -> tuple[str | None, str | None, str]:
-    from meshwright.launch.forkserver import start_server
-    from meshwright.launch.local import run_ranks
-    from meshwright.verify.verify import climb_here, judge, make_references
-
-    start_server((__name__,))
-    with tempfile.TemporaryDirectory(prefix="meshwright-fault-") as folder:
-        references = make_references(rung.plan, Path(folder) / "reference")
-        reports = run_ranks(climb_here, rung.plan.degrees.ranks, [rung], [references], folder)
-        first = judge(rung, references, [of_rank[0] for of_rank in reports]).first
-    return (first.name, first.likely.cause.value, str(first)) if first is not None else (None, None, "")
+    def _stop(self) -> None:
+        self._server.kill()
+        self._server.communicate()
