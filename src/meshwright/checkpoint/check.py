@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import torch
 from meshwright.checkpoint.container import read_container
 from meshwright.checkpoint.diagnose import sign
 from meshwright.checkpoint.errors import DamagedError
+from meshwright.checkpoint.fingerprint import Fingerprints
 from meshwright.checkpoint.folder import load_manifest
 from meshwright.checkpoint.manifest import MANIFEST, Manifest
 from meshwright.checkpoint.source import Source, SourceFile, Stored, check_size, checkpoint_source, read_block
@@ -38,7 +38,7 @@ def check_checkpoint(
         return Checked(None, (error,))
     source = checkpoint_source(storage, path, manifest)
     problems: list[DamagedError] = []
-    prints: dict[str, int] = defaultdict(int)
+    prints = Fingerprints()
     for number, file in enumerate(source.files):
         stored = [each for each in source.stored if each.file == number]
         try:
@@ -47,9 +47,9 @@ def check_checkpoint(
             problems.append(error)
     if not problems:
         for tensor in manifest.tensors:
-            if prints[tensor.name] != tensor.fingerprint:
+            if prints.of(tensor.name) != tensor.fingerprint:
                 where = storage.where(f"{path}/{MANIFEST}" if path else MANIFEST)
-                expected, actual = shown(tensor.fingerprint), shown(prints[tensor.name])
+                expected, actual = shown(tensor.fingerprint), shown(prints.of(tensor.name))
                 problems.append(
                     DamagedError(where, "the fingerprint", tensor=tensor.name, expected=expected, actual=actual)
                 )
@@ -57,7 +57,7 @@ def check_checkpoint(
 
 
 def _check_file(
-    source: Source, file: SourceFile, stored: list[Stored], prints: dict[str, int], problems: list[DamagedError],
+    source: Source, file: SourceFile, stored: list[Stored], prints: Fingerprints, problems: list[DamagedError],
     told: Callable[[str, int], None],
 ) -> None:  # fmt: skip
     reading = source.storage.open(file.path)

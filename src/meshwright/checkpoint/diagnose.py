@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 
 from meshwright.checkpoint.errors import DamagedError
-from meshwright.checkpoint.fingerprint import fingerprint
-from meshwright.layout.fingerprint import add
+from meshwright.checkpoint.fingerprint import Fingerprints
+from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import Rectangle, flat_rectangles
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ def lost_tensors(source: Source, file: SourceFile, begin: int, end: int) -> str:
     return ", ".join(lost[:_SHOWN]) + more or "the header"
 
 
-def sign(block: Tensor, begin: int, stored: Iterable[Stored], prints: dict[str, int]) -> None:
-    """Add what `block`, bytes of a file from `begin` on, holds to the fingerprints of its tensors."""
+def sign(block: Tensor, begin: int, stored: Iterable[Stored], prints: Fingerprints) -> None:
+    """Take what `block`, bytes of a file from `begin` on, holds of its tensors."""
     for each in stored:
         size = each.dtype.itemsize
         first = max(begin - each.offset, 0) // size
@@ -43,13 +42,12 @@ def sign(block: Tensor, begin: int, stored: Iterable[Stored], prints: dict[str, 
             values = block[where : where + rectangle.numel * size].view(each.dtype).view(rectangle.extent)
             corner = each.piece.rectangle.start
             start = tuple(a + b for a, b in zip(corner, rectangle.start, strict=True))
-            part = fingerprint(values, Rectangle(start, rectangle.extent))
-            prints[each.piece.tensor] = add((prints[each.piece.tensor], part))
+            prints.take(Piece(each.piece.tensor, Rectangle(start, rectangle.extent)), values)
 
 
 def _print_of(source: Source, name: str) -> int | None:
     """The fingerprint of a tensor as the files hold it now, unchecked; None where they cannot be read."""
-    prints: dict[str, int] = defaultdict(int)
+    prints = Fingerprints()
     for each in source.stored:
         if each.piece.tensor != name:
             continue
@@ -64,7 +62,7 @@ def _print_of(source: Source, name: str) -> int | None:
             reading.close()
         except DamagedError:
             return None
-    return prints[name]
+    return prints.of(name)
 
 
 def _overlaps(stored: Stored, begin: int, end: int) -> bool:

@@ -11,6 +11,7 @@ in the same order, nothing needs to be copied: the file can be read into that me
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,41 @@ from meshwright.layout.rectangles import Rectangle, flat_rectangles
 if TYPE_CHECKING:
     from meshwright.checkpoint.source import Stored
 
-__all__ = ["Landing"]
+__all__ = ["Landed", "Landing", "Straight", "nobody"]
+
+Landed = Callable[[Rectangle], None]
+"""Hears of each part of a landing, counted from its corner, once it is in its place and still in a core's cache."""
+
+
+def nobody(inner: Rectangle) -> None:
+    """Nobody listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straight:
+    """Bytes of a file from `begin` on that are to be read into `memory`, which is theirs to the end of `landing`'s.
+
+    `line_bytes`: what an index of the outermost dimension takes; reading in multiples of it lands whole rectangles.
+    """
+
+    landing: Landing
+    begin: int
+    memory: memoryview
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.memory)
+
+    def requests(self, limit: int) -> Iterator[tuple[int, memoryview]]:
+        """Which bytes to ask for at once, at most `limit`: whole lines where they fit."""
+        line = self.landing.line_bytes
+        low = self.begin
+        while low < self.end:
+            high = low + limit
+            torn = (high - self.landing.begin) % line
+            high = min(high - torn if torn < limit else high, self.end)
+            yield low, self.memory[low - self.begin : high - self.begin]
+            low = high
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +66,7 @@ class Landing:
     """`wanted`, a rectangle of the box of `stored`, goes to `view`, which has the logical axes.
 
     Bytes [begin, end) of the file run from the first wanted element to the last. `straight` is the memory of `view`
-    where it is to hold these very bytes.
+    where it is to hold these very bytes. `landed` hears of what has come.
     """
 
     stored: Stored
@@ -40,9 +75,10 @@ class Landing:
     begin: int
     end: int
     straight: memoryview | None
+    landed: Landed
 
     @classmethod
-    def of(cls, stored: Stored, logical: Rectangle, view: Tensor) -> Landing:
+    def of(cls, stored: Stored, logical: Rectangle, view: Tensor, landed: Landed = nobody) -> Landing:
         """Of a rectangle in indices of the logical tensor."""
         wanted = stored.part.box_of(logical)
         strides = [math.prod(stored.box[dim + 1 :]) for dim in range(len(stored.box))]
@@ -57,15 +93,26 @@ class Landing:
             and view.is_contiguous()
         )
         straight = bytes_of(view.reshape(-1)) if same else None
-        return cls(stored, wanted, view, stored.offset + first * size, stored.offset + last * size, straight)
+        return cls(stored, wanted, view, stored.offset + first * size, stored.offset + last * size, straight, landed)
 
-    def within(self, begin: int, end: int) -> tuple[int, memoryview]:
-        """Which of the bytes [begin, end) of the file can be read straight: from which one on, and into what memory.
-        Empty memory where none can."""
+    @property
+    def line_bytes(self) -> int:
+        """What an index of the outermost dimension takes of the wanted rectangle."""
+        return math.prod(self.wanted.extent[1:]) * self.stored.dtype.itemsize
+
+    def within(self, begin: int, end: int) -> Straight | None:
+        """Which of the bytes [begin, end) of the file can be read straight, where some can."""
         first, last = max(begin, self.begin), min(end, self.end)
         if self.straight is None or first >= last:
-            return begin, memoryview(b"")
-        return first, self.straight[first - self.begin : last - self.begin]
+            return None
+        return Straight(self, first, self.straight[first - self.begin : last - self.begin])
+
+    def came(self, begin: int, end: int) -> None:
+        """Bytes [begin, end) have been read straight."""
+        size = self.stored.dtype.itemsize
+        first, last = (begin - self.begin) // size, (end - self.begin) // size
+        for inner, _ in flat_rectangles(self.wanted.extent, first, last):
+            self.landed(inner)
 
     def copy(self, block: Tensor, begin: int) -> None:
         """Take what `block` (bytes, uint8), which starts at byte `begin` of the file, has of what is wanted."""
@@ -84,6 +131,7 @@ class Landing:
             inner = shared.within(self.wanted)
             place = Rectangle(_turned(inner.start, stored.part), _turned(inner.extent, stored.part))
             narrow(self.view, place).copy_(stored.part.turned(part).reshape(place.extent))
+            self.landed(place)
 
 
 def _turned(dims: tuple[int, ...], part: Part) -> tuple[int, ...]:

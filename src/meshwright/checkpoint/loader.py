@@ -1,8 +1,7 @@
 """Loading into an engine: each rank reads the blocks that hold its pieces, then all compare fingerprints.
 
 A block digest tells that the disk gave back what was written to it; a fingerprint tells that the right elements ended
-in the right places, whatever layout wrote them and whatever layout holds them now. It is taken of memory as it is in
-the end, not of pieces as they land: that would miss two that land on each other, and was measured to be slower.
+in the right places, whatever layout wrote them and whatever layout holds them now (`arrival`).
 """
 
 from __future__ import annotations
@@ -12,19 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from meshwright.checkpoint.arrival import Arrival
 from meshwright.checkpoint.engine import finish_load, stale_parameters, state_views
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
-from meshwright.checkpoint.fingerprint import fingerprint
 from meshwright.checkpoint.folder import find_checkpoint, load_manifest
 from meshwright.checkpoint.manifest import MANIFEST, Manifest
 from meshwright.checkpoint.source import Source, checkpoint_source, fill
-from meshwright.checkpoint.state import owned_state, shapes, state_name
+from meshwright.checkpoint.state import shapes, state_name
 from meshwright.checkpoint.storage import Storage
-from meshwright.checkpoint.views import Held, Views
 from meshwright.comm.agree import Side, refused_by, words
 from meshwright.config.errors import RequestError
-from meshwright.layout.fingerprint import add, shown
-from meshwright.layout.moves import Piece
+from meshwright.layout.fingerprint import shown
 from meshwright.optim.update import STATE_NAMES
 from meshwright.parallel.engine import Engine
 from meshwright.plan.plan import Plan
@@ -49,17 +46,18 @@ def load_checkpoint(engine: Engine, storage: Storage, path: str, side: Side) -> 
 
     held = state_views(engine)
 
-    def read() -> Manifest:
+    def read() -> tuple[Manifest, Arrival]:
         manifest = load_manifest(storage, path)
         _check_fits(manifest, engine.plan, storage.where(path))
         source = checkpoint_source(storage, path, manifest)
         known = {tensor.name for tensor in manifest.tensors}
-        fill(source, {piece: view for piece, view in held.items() if piece.tensor in known})
+        arrival = Arrival(engine, held, manifest)
+        fill(source, {piece: view for piece, view in held.items() if piece.tensor in known}, arrival.watch)
         fill(source, stale_parameters(engine))
-        return manifest
+        return manifest, arrival
 
-    manifest = agreed(side, read)
-    _compare_fingerprints(engine, held, manifest, storage.where(f"{path}/{MANIFEST}"), side)
+    manifest, arrival = agreed(side, read)
+    _compare(arrival, storage.where(f"{path}/{MANIFEST}"), side)
     updates = manifest.updates if _has_states(manifest, engine.plan) else 0
     finish_load(engine, updates, manifest.extra.get("loss_scale"))
     return manifest
@@ -123,28 +121,10 @@ def _has_states(manifest: Manifest, plan: Plan) -> bool:
     )
 
 
-def _compare_fingerprints(engine: Engine, held: Held, manifest: Manifest, where: str, side: Side) -> None:
+def _compare(arrival: Arrival, where: str, side: Side) -> None:
     """Every tensor that was loaded in the type in which it is stored has its saved fingerprint."""
-    known = shapes(engine.plan)
-    checked = [each for each in manifest.tensors if each.name in known and known[each.name][1] is each.dtype]
-    mine = _fingerprints(engine, {each.name for each in checked}, held)
-    sums = side.total([mine.get(each.name, 0) for each in checked])
-    for each, actual in zip(checked, sums, strict=True):
+    for each, actual in zip(arrival.tensors, side.total(arrival.sums()), strict=True):
         if actual != each.fingerprint:
             raise DamagedError(
                 where, "the fingerprint", tensor=each.name, expected=shown(each.fingerprint), actual=shown(actual)
             )
-
-
-def _fingerprints(engine: Engine, names: set[str], held: Held) -> dict[str, int]:
-    """What this rank's own elements add to each tensor's fingerprint."""
-    views = Views(held)
-    states = ("", *STATE_NAMES[engine.plan.optimizer.kind])
-    out: dict[str, int] = {}
-    for piece in owned_state(engine.plan)[engine.mesh.rank]:
-        for state in states:
-            name = state_name(state, piece.tensor) if state else piece.tensor
-            if name in names:
-                view = views.view(Piece(name, piece.rectangle))
-                out[name] = add((out.get(name, 0), fingerprint(view, piece.rectangle)))
-    return out

@@ -33,7 +33,8 @@ MANIFEST = "manifest.json"
 BLOCK_BYTES = 8 << 20
 """A file is checked in blocks of this size, so that whoever reads a part verifies what it reads."""
 
-_FORMAT, _VERSION = "meshwright checkpoint", 1
+_FORMAT, _VERSION = "meshwright checkpoint", 2
+"""Version 1 had other fingerprints of 64-bit elements."""
 _PREFIX = b'{"sha256": "%s", "manifest": '
 _SUFFIX = b"}\n"
 _MAX_BLOCK_BYTES = 64 << 20
@@ -118,8 +119,13 @@ def read_manifest(data: bytes, file: str) -> Manifest:
             file, "the manifest's sha256", expected=told.decode("ascii", "replace"), actual=actual.decode()
         )
     reader = Reader(parse(body, file), file)
-    if reader.text("format") != _FORMAT or reader.count("version") != _VERSION:
-        reader.refuse(f"is not a {_FORMAT} of version {_VERSION}")
+    if reader.text("format") != _FORMAT:
+        reader.refuse(f"is no {_FORMAT}")
+    if (version := reader.count("version")) != _VERSION:
+        reader.refuse(
+            f"is of version {version} of the format, and version {_VERSION} is read here: export it with the release "
+            "that wrote it, and import that"
+        )
     manifest = Manifest(
         step=reader.count("step"),
         samples=reader.count("samples"),

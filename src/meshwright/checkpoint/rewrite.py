@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
-from meshwright.checkpoint.fingerprint import fingerprint
+from meshwright.checkpoint.fingerprint import Fingerprints
 from meshwright.checkpoint.folder import load_manifest
 from meshwright.checkpoint.gathered import part_of_rank, whole_manifest
 from meshwright.checkpoint.manifest import BLOCK_BYTES, MANIFEST, Manifest
@@ -20,7 +20,8 @@ from meshwright.checkpoint.state import planned_files, total_bytes
 from meshwright.checkpoint.storage import Storage
 from meshwright.checkpoint.stream import Box, stream
 from meshwright.checkpoint.writer import PlannedFile, plan_file, write_file
-from meshwright.layout.fingerprint import add, shown
+from meshwright.layout.fingerprint import shown
+from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import Rectangle
 from meshwright.plan.plan import Plan
 
@@ -80,14 +81,14 @@ def write_checkpoint(
             if not kept:
                 continue
             file = plan_file(kept)
-            prints: dict[str, int] = {}
+            prints = Fingerprints()
             name = draft.data_name(rank)
             writing = draft.storage.create(draft.path(name))
             try:
                 entry = write_file(writing, file, _values(source, file, prints), name, block_bytes)
             finally:
                 writing.abandon()
-            parts.append(part_of_rank(entry, file, prints, updates))
+            parts.append(part_of_rank(entry, file, prints.sums, updates))
         files, tensors = whole_manifest(plan, parts)
         manifest = Manifest(
             step=step,
@@ -107,12 +108,11 @@ def write_checkpoint(
     return manifest
 
 
-def _values(source: Source, file: PlannedFile, prints: dict[str, int]) -> Iterator[Tensor]:
-    """The values of a file in order; `prints` gathers what they add to fingerprints."""
+def _values(source: Source, file: PlannedFile, prints: Fingerprints) -> Iterator[Tensor]:
+    """The values of a file in order; `prints` takes each."""
     boxes = [Box.plain(piece, file.dtype(number)) for number, piece in enumerate(file.pieces)]
     for filled in stream(source, boxes):
         piece = file.pieces[filled.box]
         start = tuple(a + b for a, b in zip(piece.rectangle.start, filled.rectangle.start, strict=True))
-        value = fingerprint(filled.values, Rectangle(start, filled.rectangle.extent))
-        prints[piece.tensor] = add((prints.get(piece.tensor, 0), value))
+        prints.take(Piece(piece.tensor, Rectangle(start, filled.rectangle.extent)), filled.values)
         yield filled.values

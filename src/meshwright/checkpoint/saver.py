@@ -26,7 +26,7 @@ from torch import Tensor
 
 from meshwright.checkpoint.engine import completed_updates, scale_of, state_views
 from meshwright.checkpoint.errors import SaveError
-from meshwright.checkpoint.fingerprint import fingerprint
+from meshwright.checkpoint.fingerprint import Fingerprints
 from meshwright.checkpoint.folder import Draft, Folder, disk_full
 from meshwright.checkpoint.gathered import part_of_rank, whole_manifest
 from meshwright.checkpoint.manifest import BLOCK_BYTES, Manifest
@@ -35,7 +35,6 @@ from meshwright.checkpoint.state import planned_files, total_bytes
 from meshwright.checkpoint.views import Views
 from meshwright.checkpoint.writer import PlannedFile, write_file
 from meshwright.comm.agree import Side
-from meshwright.layout.fingerprint import add
 from meshwright.parallel.engine import Engine
 from meshwright.plan.plan import Plan
 
@@ -226,10 +225,10 @@ class Saver:
 
 
 def _fingerprints(planned: PlannedFile, values: list[Tensor]) -> dict[str, int]:
-    prints: dict[str, int] = {}
+    prints = Fingerprints()
     for piece, value in zip(planned.pieces, values, strict=True):
-        prints[piece.tensor] = add((prints.get(piece.tensor, 0), fingerprint(value, piece.rectangle)))
-    return prints
+        prints.take(piece, value)
+    return prints.sums
 
 
 def _in_words(error: Exception, folder: Folder, plan: Plan) -> str:

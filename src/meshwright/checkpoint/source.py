@@ -9,17 +9,18 @@ wanted              ####  ####  ####                    a rectangle of it (`land
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 import xxhash
+from torch import Tensor
 
 from meshwright.checkpoint.boxes import Part
 from meshwright.checkpoint.diagnose import lost_tensors
 from meshwright.checkpoint.errors import DamagedError
-from meshwright.checkpoint.landing import Landing
+from meshwright.checkpoint.landing import Landed, Landing, nobody
 from meshwright.checkpoint.manifest import BLOCK_BYTES, FileEntry, Manifest
 from meshwright.checkpoint.storage import Reading, Storage
 from meshwright.checkpoint.views import Held, Views
@@ -103,10 +104,11 @@ def checkpoint_source(storage: Storage, path: str, manifest: Manifest) -> Source
 
 
 @torch.no_grad()
-def fill(source: Source, target: Held) -> None:
+def fill(source: Source, target: Held, watch: Callable[[Piece, Tensor], Landed] = lambda piece, view: nobody) -> None:
     """Write every element of `target`, views of pieces of any strides, dtype and device, from `source`.
 
-    Reads only blocks that hold something wanted, each once; extra memory is one request. Raises DamagedError for a
+    Reads only blocks that hold something wanted, each once; extra memory is one request. `watch` says of each part that
+    is to be moved, in indices of the tensor, and of its view, who hears of what has come. Raises DamagedError for a
     block whose digest differs, a file of another size or none, and for an element that no file holds; what `target`
     holds then is undefined.
     """
@@ -117,9 +119,9 @@ def fill(source: Source, target: Held) -> None:
         raise DamagedError(source.storage.address, str(error)) from None
     by_file: dict[int, list[Landing]] = defaultdict(list)
     for move in planned:
-        stored = source.stored[_number(move)]
-        landing = Landing.of(stored, move.rectangle, views.view(Piece(move.tensor, move.rectangle)))
-        by_file[stored.file].append(landing)
+        stored, piece = source.stored[_number(move)], Piece(move.tensor, move.rectangle)
+        view = views.view(piece)
+        by_file[stored.file].append(Landing.of(stored, move.rectangle, view, watch(piece, view)))
     for number in sorted(by_file):
         _fill_from(source, source.files[number], by_file[number])
 
@@ -145,25 +147,29 @@ def _taken(
 ) -> Iterator[memoryview]:
     """Bytes [begin, end) of the file, request by request, once they are where somebody wants them: those that lie in
     memory as they do in the file are read into it, the others by way of `scratch`."""
-    least = len(scratch) // _LEAST_SHARE
-    straight = sorted((s for s in (each.within(begin, end) for each in landings) if len(s[1]) >= least), key=_first)
-    for first, memory in (*straight, (end, memoryview(b""))):
-        for low in range(begin, first, len(scratch)):
-            data = memoryview(scratch)[: min(first - low, len(scratch))]
-            reading.read_into(low, data)
-            block = torch.frombuffer(scratch, dtype=torch.uint8, count=len(data))
-            for landing in landings:
-                landing.copy(block, low)
-            yield data
-        for low in range(0, len(memory), len(scratch)):
-            data = memory[low : low + len(scratch)]
-            reading.read_into(first + low, data)
-            yield data
-        begin = first + len(memory)
+    found = (landing.within(begin, end) for landing in landings)
+    straight = [each for each in found if each is not None and len(each.memory) * _LEAST_SHARE >= len(scratch)]
+    for each in sorted(straight, key=lambda each: each.begin):
+        yield from _copied(reading, begin, each.begin, landings, scratch)
+        for low, memory in each.requests(len(scratch)):
+            reading.read_into(low, memory)
+            yield memory
+            each.landing.came(low, low + len(memory))
+        begin = each.end
+    yield from _copied(reading, begin, end, landings, scratch)
 
 
-def _first(straight: tuple[int, memoryview]) -> int:
-    return straight[0]
+def _copied(
+    reading: Reading, begin: int, end: int, landings: Sequence[Landing], scratch: bytearray
+) -> Iterator[memoryview]:
+    """Bytes [begin, end) by way of `scratch`."""
+    for low in range(begin, end, len(scratch)):
+        data = memoryview(scratch)[: min(end - low, len(scratch))]
+        reading.read_into(low, data)
+        block = torch.frombuffer(scratch, dtype=torch.uint8, count=len(data))
+        for landing in landings:
+            landing.copy(block, low)
+        yield data
 
 
 def _blocks(file: SourceFile, landings: Sequence[Landing]) -> dict[tuple[int, int], list[Landing]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import Tensor
 
 from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import Rectangle
 
-__all__ = ["Held", "Views", "bytes_of", "narrow"]
+__all__ = ["Held", "Views", "alone", "bytes_of", "narrow"]
 
 Held = Mapping[Piece, Tensor]
 """A view of each piece, of the shape of its rectangle, of any strides."""
@@ -43,6 +43,24 @@ def narrow(view: Tensor, inner: Rectangle) -> Tensor:
         if size != view.shape[dim]:
             view = view.narrow(dim, start, size)
     return view
+
+
+def alone(held: Held) -> Iterator[Piece]:
+    """Pieces whose memory is certainly nobody else's among `held`: what is written there stays. Without a look at each
+    element: pieces that lie between one another count as if they overlapped."""
+    spans = sorted(((*_span(view), piece) for piece, view in held.items() if view.numel()), key=lambda span: span[:2])
+    reached = 0
+    for number, (first, last, piece) in enumerate(spans):
+        following = spans[number + 1][0] if number + 1 < len(spans) else last
+        if first >= reached and following >= last:
+            yield piece
+        reached = max(reached, last)
+
+
+def _span(view: Tensor) -> tuple[int, int]:
+    """The bytes from the first element of a view to the last."""
+    length = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True)) + 1
+    return view.data_ptr(), view.data_ptr() + length * view.element_size()
 
 
 def bytes_of(flat: Tensor) -> memoryview:

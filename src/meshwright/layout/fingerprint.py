@@ -5,8 +5,12 @@
 `bits` is an element's stored pattern read as an unsigned integer, i its index in the whole tensor, h_d an odd 64-bit
 number for each index of dimension d. A sum has no order, so the pieces' fingerprints, each element by its owner, add up
 to the whole's. The weights are products of odd numbers, hence odd, hence invertible mod 2^64: no change of a single
-element goes unseen. Elements that swap places are seen because their weights differ; that two or more changes cancel
-has about one chance in 2^64 (multilinear hashing, Carter and Wegman 1979). It guards against faults, not attackers.
+element goes unseen. Elements that swap places are seen because their weights differ (multilinear hashing, Carter and
+Wegman 1979). It guards against faults, not attackers.
+
+An element of 64 bits counts as two of 32, side by side along the last dimension, low half first. An odd number times
+2^63 is 2^63, whatever the number: of 64-bit patterns two flipped signs would always cancel. Of patterns of at most 32
+bits they cancel where both weights agree in 33 bits, one chance in 2^32, and less for every lower bit.
 """
 
 from __future__ import annotations
@@ -18,9 +22,12 @@ import numpy.typing as npt
 
 from meshwright.layout.rectangles import Rectangle
 
-__all__ = ["Words", "add", "fingerprint", "multipliers", "shown"]
+__all__ = ["UNIT_BYTES", "Words", "add", "fingerprint", "multipliers", "shown", "units_of"]
 
 Words = npt.NDArray[np.uint64]
+
+UNIT_BYTES = 4
+"""Elements that are larger count as several of this size."""
 
 _BITS = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
@@ -36,12 +43,20 @@ def multipliers(dim: int, start: int, size: int) -> Words:
     return (words ^ (words >> np.uint64(31))) | np.uint64(1)
 
 
+def units_of(element_bytes: int) -> int:
+    """How many units an element counts as."""
+    return max(element_bytes // UNIT_BYTES, 1)
+
+
 def fingerprint(values: npt.NDArray[np.generic], rectangle: Rectangle) -> int:
     """The part that `values`, of the shape of `rectangle` and of 1, 2, 4 or 8 bytes an element, adds to the sum."""
-    pattern = np.dtype(f"u{values.dtype.itemsize}")
-    words: Words = np.ascontiguousarray(values).reshape(rectangle.extent).view(pattern).astype(np.uint64)
-    for dim in reversed(range(words.ndim)):
-        words = (words * multipliers(dim, rectangle.start[dim], rectangle.extent[dim])).sum(-1, dtype=np.uint64)
+    size = values.dtype.itemsize
+    start, extent = list(rectangle.start or (0,)), list(rectangle.extent or (1,))
+    start[-1], extent[-1] = start[-1] * units_of(size), extent[-1] * units_of(size)
+    pattern = np.dtype(f"u{min(size, UNIT_BYTES)}")
+    words: Words = np.ascontiguousarray(values).reshape(-1).view(pattern).astype(np.uint64).reshape(extent)
+    for dim in reversed(range(len(extent))):
+        words = (words * multipliers(dim, start[dim], extent[dim])).sum(-1, dtype=np.uint64)
     return int(words)
 
 

@@ -204,7 +204,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no digest": (lambda m: m["files"][0].update(digests=["x" * 32] * len(m["files"][0]["digests"])), "hexadecimal"),
     "no fingerprint": (lambda m: m["tensors"][0].update(fingerprint="0x"), "hexadecimal"),
     "tiny blocks": (lambda m: m.update(block_bytes=1), "power of two"),
-    "another version": (lambda m: m.update(version=2), "version 1"),
+    "another version": (lambda m: m.update(version=1), "of version 1 of the format, and version 2 is read"),
     "no step": (lambda m: m.pop("step"), "has no step"),
     "no object": (lambda m: m.update(plan=[]), "no object plan"),
 }

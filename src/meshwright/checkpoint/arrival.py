@@ -1,0 +1,67 @@
+"""The fingerprints of what a rank loads: that the right elements ended in the right places.
+
+Of a piece whose memory nothing else reaches they are taken part by part as it lands, while the part is in a core's
+cache. Of memory that might be written twice they are taken in the end: two pieces that land on each other would both
+have been right when they came.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from torch import Tensor
+
+from meshwright.checkpoint.engine import stale_parameters
+from meshwright.checkpoint.fingerprint import Fingerprints, Signing
+from meshwright.checkpoint.landing import Landed, nobody
+from meshwright.checkpoint.manifest import Manifest, TensorEntry
+from meshwright.checkpoint.state import owned_state, shapes, state_name
+from meshwright.checkpoint.views import Held, Views, alone
+from meshwright.layout.moves import Piece
+from meshwright.layout.rectangles import Rectangle
+from meshwright.optim.update import STATE_NAMES
+from meshwright.parallel.engine import Engine
+
+__all__ = ["Arrival"]
+
+
+class Arrival:
+    """One load of one rank into the views `held`. `watch` is for `source.fill`, `sums` for after it."""
+
+    def __init__(self, engine: Engine, held: Held, manifest: Manifest) -> None:
+        known = shapes(engine.plan)
+        self.tensors: list[TensorEntry] = [
+            each for each in manifest.tensors if each.name in known and known[each.name][1] is each.dtype
+        ]
+        """Those loaded in the type in which they are stored: the others have other bits."""
+        self._views, self._prints = Views(held), Fingerprints()
+        self._now: dict[str, list[Rectangle]] = defaultdict(list)
+        self._signing: list[tuple[str, Signing]] = []
+        self._later: list[Piece] = []
+        settled = frozenset() if stale_parameters(engine) else frozenset(alone(held))
+        names = {each.name for each in self.tensors}
+        for piece in owned_state(engine.plan)[engine.mesh.rank]:
+            for name in (piece.tensor, *(state_name(s, piece.tensor) for s in STATE_NAMES[engine.plan.optimizer.kind])):
+                if name not in names:
+                    continue
+                own = Piece(name, piece.rectangle)
+                if own in settled and Signing.can(held[own]):
+                    self._now[name].append(own.rectangle)
+                else:
+                    self._later.append(own)
+
+    def watch(self, piece: Piece, view: Tensor) -> Landed:
+        """Who is to hear of a part of what this rank holds; other ranks take what is theirs."""
+        for own in self._now.get(piece.tensor, ()):
+            if own.intersect(piece.rectangle) == piece.rectangle:
+                self._signing.append((piece.tensor, Signing(piece.rectangle, view)))
+                return self._signing[-1][1].took
+        return nobody
+
+    def sums(self) -> list[int]:
+        """What this rank's own elements add to the fingerprint of each of `tensors`; to be asked once."""
+        for tensor, signing in self._signing:
+            self._prints.add(tensor, signing.value())
+        for piece in self._later:
+            self._prints.take(piece, self._views.view(piece))
+        return [self._prints.of(each.name) for each in self.tensors]
