@@ -28,6 +28,7 @@ import torch.distributed as dist
 from meshwright.comm.communicator import Communicator
 from meshwright.comm.ledger import Ledger
 from meshwright.comm.torch_private import group_timeout
+from meshwright.config.errors import RequestError
 from meshwright.layout.axes import Axis, Coordinates, Degrees
 from meshwright.layout.groups import Group, GroupName, groups
 from meshwright.plan.folds.traffic import Transport
@@ -211,8 +212,15 @@ def _timeout() -> timedelta | None:
     return group_timeout(world, kind)
 
 
+def no_cuda() -> RequestError:
+    """The refusal of a run on CUDA where there is none."""
+    return RequestError('train.device = "cuda"', "no CUDA device is found here", ('train.device = "cpu"',))
+
+
 def device_of(kind: str) -> torch.device:
-    """The device a rank computes on: "auto" takes CUDA where there is one."""
+    """The device a rank computes on: "auto" takes CUDA where there is one. Raises RequestError where "cuda" is not."""
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise no_cuda()
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)

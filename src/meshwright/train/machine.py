@@ -7,10 +7,19 @@ import os
 from meshwright.config.choices import DeviceKind
 from meshwright.config.errors import RequestError
 
-__all__ = ["check_devices", "check_ranks"]
+__all__ = ["check_devices", "check_machine", "check_ranks"]
 
 # Ranks may share cores, as tests of large meshes do; thousands of processes would only stop the machine.
 _RANKS_A_CORE, _RANKS_AT_LEAST = 16, 128
+
+
+def check_machine(device: DeviceKind, ranks: int) -> None:
+    """What every command asks before it starts ranks.
+
+    Raises RequestError where this machine cannot take so many, or has no device for each.
+    """
+    check_ranks(ranks)
+    check_devices(device, ranks)
 
 
 def check_ranks(ranks: int) -> None:
@@ -31,9 +40,11 @@ def check_devices(device: DeviceKind, ranks: int) -> None:
         return
     import torch
 
+    from meshwright.comm.mesh import no_cuda
+
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device is DeviceKind.CUDA and not found:
-        raise RequestError('train.device = "cuda"', "no CUDA device is found here", ('train.device = "cpu"',))
+        raise no_cuda()
     if found and ranks > found:
         raise RequestError(
             f'{ranks} ranks with train.device = "{device}"',

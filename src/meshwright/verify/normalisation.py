@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from meshwright.config.choices import DeviceKind
 from meshwright.config.errors import RequestError
 from meshwright.data.batch import IGNORED, Batch
 from meshwright.launch.forkserver import start_server
@@ -29,6 +30,7 @@ from meshwright.model.loss import token_losses
 from meshwright.plan.plan import Batch as BatchSize
 from meshwright.plan.plan import Plan
 from meshwright.plan.rules import check_plan
+from meshwright.train.machine import check_machine
 from meshwright.verify.ladder import ladder
 from meshwright.verify.settings import DOUBLE, STEPS
 from meshwright.verify.twin import twin
@@ -80,6 +82,7 @@ def check_normalisation(plan: Plan, labels: Integers, *, device: str = "cpu") ->
     small = replace(small, precision=DOUBLE, batch=batch, data=data)
     check_plan(small)
     rung = ladder(small)[-1]
+    check_machine(DeviceKind(device), rung.plan.degrees.ranks)
     batches = [_batch(rung.plan, labels, step) for step in range(STEPS)]
     start_server((__name__,))
     with tempfile.TemporaryDirectory(prefix="meshwright-verify-") as folder:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from meshwright.comm.mesh import Mesh
-from meshwright.config.choices import Dtype, OptimizerKind
+from meshwright.config.choices import DeviceKind, Dtype, OptimizerKind
 from meshwright.data.batch import Batch
 from meshwright.launch.environment import Place
 from meshwright.launch.forkserver import start_server
@@ -26,6 +26,7 @@ from meshwright.launch.local import run_ranks
 from meshwright.launch.meeting import Meeting
 from meshwright.launch.status import RankStatus
 from meshwright.plan.plan import Plan
+from meshwright.train.machine import check_machine
 from meshwright.verify.bands import EXACT, Band, rounding_band
 from meshwright.verify.batches import global_batches
 from meshwright.verify.compare import Comparison, Verdict, compare
@@ -91,16 +92,17 @@ def verify(plan: Plan, *, device: str = "auto", say: Callable[[str], None] = lam
     """Climb the ladder of `plan` on ranks of this machine.
 
     `device` is "cpu", "cuda" or "auto": CUDA where each rank has a device. `say` receives a line now and then. Raises
-    LaunchError where a rank fails: the message names the rung.
+    RequestError where the machine cannot take the ranks, LaunchError where one fails: the message names the rung.
     """
     small, told = twin(plan)
     rungs = ladder(small)
-    if told:
-        say(told)
     world = max(rung.plan.degrees.ranks for rung in rungs)
-    say(f"{len(rungs)} rungs on up to {world} ranks; optimizer and precision are the ladder's own")
     if device == "auto":
         device = "cuda" if torch.cuda.device_count() >= world else "cpu"
+    check_machine(DeviceKind(device), world)
+    if told:
+        say(told)
+    say(f"{len(rungs)} rungs on up to {world} ranks; optimizer and precision are the ladder's own")
     start_server((__name__,))  # its imports run beside the references
     with tempfile.TemporaryDirectory(prefix="meshwright-verify-") as folder:
         references = [references_of(rung.plan, Path(folder)) for rung in rungs]

@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from meshwright.cli.measuring import measure
     from meshwright.launch.local import exit_code, run_here, run_ranks
     from meshwright.plan.resolve import resolve_degrees
+    from meshwright.train.machine import check_machine
 
     if arguments.out and not arguments.calibrate:
         raise RequestError("--out", "is where --calibrate writes", ("--calibrate --out FILE",))
@@ -60,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     given: tuple[Any, ...] = (at, degrees.order, run_config.train.device.value, arguments.calibrate, plans)
     found: list[Measured] = []
     if place is None:
+        check_machine(run_config.train.device, degrees.ranks)
         code = exit_code(lambda: found.extend(run_ranks(measure, degrees.ranks, *given)))
     else:
         code = exit_code(lambda: found.append(run_here(measure, place, *given)))

@@ -44,6 +44,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from meshwright.launch.local import exit_code, run_ranks
     from meshwright.launch.status import RankStatus
     from meshwright.train.job import CACHE
+    from meshwright.train.machine import check_machine
     from meshwright.train.standalone import Evaluating, evaluate_rank, plan_of, splits_of
 
     storage, path = found(arguments.checkpoint)
@@ -52,6 +53,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     split = arguments.split or ("all" if another else "eval")
     asked = Evaluating(plan, storage.address, path, Path("runs") / CACHE, _SPLITS[split])
     ranks = plan.degrees.ranks
+    check_machine(asked.device, ranks)
     results: list[Any] = []
     if ranks == 1:
         place = Place(0, 1, 0, "", 0, Launcher.LOCAL)
