@@ -14,7 +14,7 @@ from meshwright.config.divisors import nearest_divisors
 from meshwright.config.errors import RequestError
 from meshwright.plan.canonical import canonical, num_replicas
 from meshwright.plan.plan import Plan
-from meshwright.plan.strategies import tensor
+from meshwright.plan.strategies import context, expert, tensor
 
 __all__ = ["SPLIT_SCHEDULES", "canonical", "check_plan"]
 
@@ -29,7 +29,7 @@ def check_plan(plan: Plan) -> None:
     problems = [
         *_arch(plan), *_start(plan), *_sizes(plan), *_batch(plan), *_chunks(plan),
         *_stages(plan), *_split(plan), *_sharding(plan), *_offload(plan),
-        *tensor.problems(plan),
+        *tensor.problems(plan), *context.problems(plan), *expert.problems(plan),
     ] or list(_canonical(plan))  # fmt: skip
     if problems:
         raise RequestError.joined(problems)

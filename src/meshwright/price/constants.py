@@ -60,7 +60,7 @@ _TABLE = (
     Constant("attention.hopper.flash2", 0.33, Kind.MEASURED, "FlashAttention-3, arXiv:2407.08608: flash2 on H100 0.35"),
     Constant("attention.hopper.flash3", 0.57, Kind.FITTED, f"{_RUNS}; the paper reaches 0.60"),
     Constant("attention.blackwell.flash2", 0.20, Kind.PRIOR, "Hopper's kernels on a device twice as fast"),
-    Constant("attention.blackwell.flash3", 0.55, Kind.FITTED, _RUNS),
+    Constant("attention.blackwell.flash3", 0.57, Kind.FITTED, _RUNS),
     Constant("attention.cdna3.flash2", 0.30, Kind.PRIOR, "no measurement found"),
     Constant("attention.cpu.flash2", 0.40, Kind.PRIOR, "no measurement found"),
     Constant("attention.ramp_tokens", 512, Kind.PRIOR, "sequence at which half the rate is reached"),

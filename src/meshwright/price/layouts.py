@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,12 +59,12 @@ class Layouts:
     def __len__(self) -> int:
         return len(self.dp)
 
-    @property
+    @cached_property
     def accumulation(self) -> Array:
         """Micro-batches a step on each batch rank."""
         return self.sequences / (self.micro * self.dp * self.ep)
 
-    @property
+    @cached_property
     def ranks(self) -> Array:
         return self.dp * self.tp * self.pp * self.cp * self.ep
 

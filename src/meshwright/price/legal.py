@@ -22,8 +22,9 @@ import numpy as np
 from meshwright.arch.arch import Arch
 from meshwright.config.choices import Context, Recompute, Schedule
 from meshwright.layout.axes import DEFAULT_ORDER, Axis
+from meshwright.plan.plan import ContextSplit
 from meshwright.plan.resolve import unit_flops
-from meshwright.plan.strategies import tensor
+from meshwright.plan.strategies import context, expert, tensor
 from meshwright.price.layouts import CONTEXTS, CUT, RECOMPUTES, SCHEDULES, Array, outline
 from meshwright.price.target import Target
 
@@ -96,10 +97,9 @@ def mesh_rules(space: Space, mesh: Mesh) -> str | None:
         return "tp must divide the feed-forward width"
     if pp > arch.layers:
         return f"pp must be at most the {arch.layers} blocks"
-    if space.target.sequence % cp:
-        return f"cp must divide the sequence length of {space.target.sequence}"
-    if arch.experts is not None and arch.experts.count % ep:
-        return f"ep must divide the {arch.experts.count} experts"
+    rule = context.length_rule(space.target.sequence, cp) or expert.degree_rule(arch, ep)
+    if rule:
+        return rule
     if space.sequences % (dp * ep):
         return f"dp x ep must divide the global batch of {space.sequences} sequences"
     if not micros(space, mesh):
@@ -131,13 +131,9 @@ def within(space: Space, mesh: Mesh) -> tuple[dict[str, Array], dict[str, int]]:
                 _count(refused, "the tokens of a micro-batch must be a multiple of tp with parallel.sequence")
                 continue
             for kind, inner in _contexts(space, cp):
-                ways = cp if kind is Context.ULYSSES else inner
-                if kind is Context.RING and cp > 1 and length % (2 * cp):
-                    _count(refused, f"2 cp must divide the sequence length of {length} for a balanced ring")
-                elif ways > 1 and (arch.heads // tp) % ways:
-                    _count(refused, f"ulysses must divide the {arch.heads} query heads / tp")
-                elif ways > 1 and arch.kv_heads // tp % ways and ways % max(arch.kv_heads // tp, 1):
-                    _count(refused, f"ulysses must divide the {arch.kv_heads} key/value heads / tp, or be a multiple")
+                rule = context.split_rule(arch, length, tp, cp, ContextSplit(kind, inner))
+                if rule:
+                    _count(refused, rule)
                 else:
                     rows.append((micro, int(sequence), CONTEXTS.index(kind), inner))
     table = np.array(rows, dtype=np.float64).reshape(-1, 4)

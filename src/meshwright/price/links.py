@@ -36,13 +36,13 @@ class Way:
 
     def all_reduce(self, num_bytes: Array | float) -> Array:
         """2 (n - 1) / n S / B; the cheaper latency of a ring and a tree."""
-        return np.asarray(2 * (self.share * num_bytes / self.reduce_bytes_per_s + self.tree_s) + self.alone)
+        return np.asarray(num_bytes * self._reduce_pace + self.reduce_latency)
 
     def gather(self, num_bytes: Array | float) -> Array:
         """All-gather or reduce-scatter: (n - 1) / n S / B; a ring, or every rank with every other at once."""
         if self.inside_bytes_per_s:
             return np.asarray(self._direct(num_bytes) + self.alone)
-        return np.asarray(self.share * num_bytes / self.bytes_per_s + self.ring_s + self.alone)
+        return np.asarray(num_bytes * self._pace + self.gather_latency)
 
     def _direct(self, num_bytes: Array | float) -> Array:
         """Each rank sends S / n to every other; what crosses goes beside what stays, all in one hop."""
@@ -53,8 +53,27 @@ class Way:
         return np.asarray(np.maximum(stays, crosses) + np.where(self.size > 1, hop + self.exchange_s, 0.0))
 
     @cached_property
+    def gather_latency(self) -> Array:
+        """Of a gather of nothing."""
+        return np.asarray(self.ring_s + self.alone)
+
+    @cached_property
+    def reduce_latency(self) -> Array:
+        """Of an all-reduce of nothing."""
+        return np.asarray(2 * self.tree_s + self.alone)
+
+    @cached_property
     def share(self) -> Array:
         return np.asarray((self.size - 1) / self.size)
+
+    @cached_property
+    def _pace(self) -> Array:
+        """Seconds a byte."""
+        return np.asarray(self.share / self.bytes_per_s)
+
+    @cached_property
+    def _reduce_pace(self) -> Array:
+        return np.asarray(2 * self.share / self.reduce_bytes_per_s)
 
     @cached_property
     def alone(self) -> Array:

@@ -71,17 +71,24 @@ class _Groups:
 
     def gather(self, dense: Array, routed: Array, width: int, calls: Array | float = 1.0) -> Array:
         """All-gather, or reduce-scatter, of elements in `calls` buckets (and as many small ones)."""
-        latency = (calls - 1 + self.small * calls) * self.shard.gather(0.0)
-        seconds = self.shard.gather(dense * width) + latency
+        seconds = self.shard.gather(dense * width) + self._further(calls) * self.shard.gather_latency
+        if not self.target.shapes.active:
+            return np.asarray(seconds)
         return np.asarray(seconds + np.where(routed > 0, self.expert.gather(routed * width), 0.0))
+
+    def _further(self, calls: Array | float) -> Array | float:
+        """Calls beside the first: of other buckets, and of small ones."""
+        return calls - 1 + self.small * calls if self.target.is_literal else calls - 1
 
     def reduce(self, dense: Array, routed: Array, calls: Array | float = 1.0) -> Array:
         """The sum of gradients: all-reduce at ZeRO-0, else scatter, and all-reduce of the shards over copies."""
         width = self.target.precision.reduce.num_bytes
-        latency = (calls - 1 + self.small * calls) * self.shard.all_reduce(0.0)
-        whole = self.shard.all_reduce(dense * width) + latency
-        whole = whole + np.where(routed > 0, self.expert.all_reduce(routed * width), 0.0)
-        parts = self.gather(dense, routed, width, calls) + self.copy.all_reduce(dense * width / self.within)
+        whole = self.shard.all_reduce(dense * width) + self._further(calls) * self.shard.reduce_latency
+        if self.target.shapes.active:
+            whole = whole + np.where(routed > 0, self.expert.all_reduce(routed * width), 0.0)
+        parts = self.gather(dense, routed, width, calls)
+        if self.layouts.within.any():
+            parts = parts + self.copy.all_reduce(dense * width / self.within)
         return np.asarray(np.where(self.layouts.zero == 0, whole, parts))
 
 

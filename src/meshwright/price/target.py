@@ -9,7 +9,7 @@ from meshwright.arch.arch import Arch
 from meshwright.config.choices import Dtype, Family
 from meshwright.config.errors import RequestError
 from meshwright.plan.plan import Plan, Precision
-from meshwright.price.cluster import Attention, Cluster, Elementwise, Host, Loss
+from meshwright.price.cluster import Attention, Cluster, Elementwise, Following, Host, Loss
 from meshwright.price.constants import VALUES
 from meshwright.price.shapes import Shapes, shapes
 
@@ -86,6 +86,11 @@ class Target:
             if share is not None:
                 return share
         return 0.3
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether this project's own program is priced."""
+        return self.cluster.software.following is Following.LITERAL
 
     @property
     def unfused(self) -> bool:

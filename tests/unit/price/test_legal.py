@@ -1,0 +1,68 @@
+"""One source of truth: what the search refuses by arithmetic the plan's rules refuse, and no more."""
+
+import pytest
+
+from meshwright.config.choices import Context
+from meshwright.config.errors import RequestError
+from meshwright.config.load import load_run
+from meshwright.layout.axes import Axis
+from meshwright.price import legal
+from meshwright.price.catalogue import cluster_of
+from meshwright.price.layouts import CONTEXTS
+from meshwright.price.request import planned
+from meshwright.price.search import space_of, with_keys
+
+ROUTED = ("model.preset=qwen3-30b-a3b", "model.layers=4", "data.sequence_length=96", "batch.global=24")
+DENSE = ("model.preset=llama3-8b", "model.layers=4", "model.heads=24", "model.kv_heads=6", "model.head_dim=64",
+         "data.sequence_length=144", "batch.global=36")  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [ROUTED, DENSE])
+@pytest.mark.parametrize("gpus", [12, 16, 36])
+def test_search_and_rules_refuse_the_same_layouts(words: tuple[str, ...], gpus: int) -> None:
+    run = load_run(None, words)
+    space = space_of(run, gpus, cluster_of("h100-sxm"), {})
+    accepted = refused = 0
+    for mesh in legal.meshes(space):
+        degrees = {f"mesh.{name}": size for name, size in zip(legal.AXES, mesh, strict=True)}
+        rule = legal.mesh_rules(space, mesh)
+        if mesh[2] > space.target.arch.layers:
+            continue  # stages without blocks may be asked for, and are never looked at
+        if rule is not None:
+            refused += 1
+            with pytest.raises(RequestError):
+                planned(with_keys(run, degrees | {"batch.micro": 1}), space.target.arch, gpus)
+            continue
+        found, _ = legal.within(space, mesh)
+        kinds = {(CONTEXTS[int(kind)], int(inner), int(micro), bool(sp)) for kind, inner, micro, sp in zip(
+            found["context"], found["inner_context"], found["micro"], found["sequence"], strict=True)}  # fmt: skip
+        for micro in legal.micros(space, mesh):
+            for kind, inner in [(Context.RING, 1), (Context.RING, 2), (Context.ULYSSES, 1), (Context.ALLGATHER, 1)]:
+                if inner > 1 and (inner >= mesh[3] or mesh[3] == 1):
+                    continue  # ulysses by another name
+                keys = {"parallel.context": kind.value, "parallel.context_inner": inner, "batch.micro": micro}
+                keys |= {"parallel.sequence": False}
+                here = (kind, inner, micro, False) in kinds or mesh[3] == 1
+                wanted = with_keys(run, degrees | keys)
+                if here:
+                    assert planned(wanted, space.target.arch, gpus).degrees.on(Axis.CP) == mesh[3]
+                    accepted += 1
+                else:
+                    with pytest.raises(RequestError):
+                        planned(wanted, space.target.arch, gpus)
+                    refused += 1
+    assert accepted > 3
+    assert refused > 3
+
+
+def test_rules_of_axes_that_do_not_run_yet_are_told_in_one_message() -> None:
+    for words, rule in (
+        ((*ROUTED, "mesh.ep=5", "batch.global=20"), "ep must divide the 128 experts"),
+        ((*DENSE, "mesh.ep=2"), "ep needs a model with experts"),
+        ((*ROUTED, "mesh.cp=5"), "cp must divide the sequence length of 96"),
+        ((*DENSE, "mesh.cp=16"), "2 cp must divide the sequence length of 144"),
+        ((*DENSE, "mesh.cp=9", "parallel.context=ulysses"), "ulysses must divide the 24 query heads"),
+    ):
+        run = load_run(None, words)
+        with pytest.raises(RequestError, match=rule):
+            planned(run, space_of(run, run.mesh.cp * run.mesh.ep, cluster_of("h100-sxm"), {}).target.arch)
