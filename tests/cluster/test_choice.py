@@ -1,10 +1,9 @@
-"""The choice, proved on a cluster: twelve layouts are priced after calibration, then run, and both are held together."""
+"""The choice, proved on a cluster: twelve layouts are priced after calibration, then run; both are held together."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -45,7 +44,7 @@ class Lap:
 
 
 @pytest.fixture(scope="module")
-def laps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Lap], Lap, Lap]]:
+def laps(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Lap], Lap, Lap]:
     """The drawn twelve, then tensor inside and across."""
     reason = missing()
     if reason is not None:
@@ -60,7 +59,7 @@ def laps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Lap], 
         seconds = [price(plan_of(run), cluster).step_seconds for run in runs]
         found = [Lap(*each) for each in zip(runs, seconds, _measured(nodes, runs, folder), strict=True)]
     print("\n".join(["", f"{len(every)} layouts, drawn by {commit()[:12]}", *map(str, found)]))
-    yield found[:-2], found[-2], found[-1]
+    return found[:-2], found[-2], found[-1]
 
 
 def _calibrated(nodes: Nodes, folder: Path) -> Cluster:

@@ -1,9 +1,9 @@
 """Seconds of collectives and messages on the links of a mesh, all ranks at once. Torch is imported when it runs.
 
-    axes        of the mesh that was asked for, as a run on it would use them
-    inside      the ranks of a node, on every node at once
-    across      ranks at the same place of every node, all places at once
-    alone       the same, one place while the others wait: whether devices of a node share an adapter
+axes        of the mesh that was asked for, as a run on it would use them
+inside      the ranks of a node, on every node at once
+across      ranks at the same place of every node, all places at once
+alone       the same, one place while the others wait: whether devices of a node share an adapter
 """
 
 from __future__ import annotations
@@ -12,18 +12,29 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from meshwright.comm.communicator import Communicator
     from meshwright.comm.mesh import Mesh
-    from meshwright.price.calibration import LinkTime
+    from meshwright.price.calibration import LinkTime, OverlapTime
 
-__all__ = ["Timer", "axis_times", "tier_times"]
+__all__ = ["Timer", "axis_times", "overlap_times", "tier_times"]
 
 _AXIS_SIZES = (4096, 65536, 1 << 20, 1 << 24)  # bytes of a whole tensor
 _TIER_SIZES = (4096, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+_SQUARE, _WORK, _OVERLAPPED = 256, 12, 1 << 20
 _REPEATS, _LIMIT_S = 12, 1.0
+
+
+class _Stopwatch(Protocol):
+    """Times what ranks do together, on their kind of device."""
+
+    @property
+    def device(self) -> Any: ...
+
+    def together(self, call: Callable[[], object], takes_part: bool = True) -> float:
+        """Seconds, equal on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Timer:
         """The median over ranks."""
         return median(row[0] for row in self._gathered(seconds)) / 1e9
 
-    def together(self, call: Callable[[], None], takes_part: bool = True) -> float:
+    def together(self, call: Callable[[], object], takes_part: bool = True) -> float:
         """Of a call of all ranks, or of those that take part while the others wait; as often as the slowest allows."""
         first = self._once(call, takes_part)
         slowest = max(row[0] for row in self._gathered(first)) / 1e9
@@ -53,7 +64,7 @@ class Timer:
 
         return gather_integers(self.mesh, [int(seconds * 1e9)])
 
-    def _once(self, call: Callable[[], None], takes_part: bool) -> float:
+    def _once(self, call: Callable[[], object], takes_part: bool) -> float:
         if not takes_part:
             return 0.0
         begin = time.perf_counter()
@@ -63,6 +74,28 @@ class Timer:
 
             torch.cuda.synchronize(self.device)
         return time.perf_counter() - begin
+
+
+class _AfterWork:
+    """Times a call after computation of each rank's own, without that: ranks arrive apart, as they do inside a unit."""
+
+    def __init__(self, timer: Timer) -> None:
+        import torch
+
+        self.device, self._timer = timer.device, timer
+        self._square = torch.zeros(_SQUARE, _SQUARE, device=timer.device)
+
+    def together(self, call: Callable[[], object], takes_part: bool = True) -> float:
+        def after() -> None:
+            self._work()
+            call()
+
+        whole, work = self._timer.together(after, takes_part), self._timer.together(self._work, takes_part)
+        return max(whole - work, 0.0)
+
+    def _work(self) -> None:
+        for _ in range(_WORK):
+            self._square @ self._square
 
 
 def axis_times(timer: Timer, told: Callable[[str], None]) -> Iterator[LinkTime]:
@@ -98,7 +131,48 @@ def tier_times(timer: Timer, devices: int, told: Callable[[str], None]) -> Itera
         for num_bytes in _TIER_SIZES:
             told(f"measuring links {tier}")
             for measure in (_gather, _reduce):
-                yield replace(measure(timer, tier, over, num_bytes, takes_part), nodes=across)
+                found = measure(timer, tier, over, num_bytes, takes_part)
+                if tier == "inside" and num_bytes == min(_TIER_SIZES):
+                    late = measure(_AfterWork(timer), tier, over, num_bytes, takes_part)
+                    found = max(found, late, key=lambda each: each.seconds)
+                yield replace(found, nodes=across)
+    mesh.close()
+
+
+def overlap_times(timer: Timer, devices: int, told: Callable[[str], None]) -> Iterator[OverlapTime]:
+    """Products beside an all-reduce, inside nodes and across them: what of a sum hides under a backward."""
+    import torch
+
+    from meshwright.comm.mesh import Mesh
+    from meshwright.comm.operations import all_reduce
+    from meshwright.layout.groups import GroupName
+    from meshwright.plan.action import Phase
+    from meshwright.price.calibration import OverlapTime
+
+    ranks = timer.mesh.degrees.ranks
+    if ranks == 1 or ranks % devices:
+        return
+    mesh = Mesh(dp=ranks // devices, tp=devices).start()
+    square = torch.zeros(_SQUARE, _SQUARE, device=timer.device)
+    whole = torch.zeros(_OVERLAPPED // 4, device=timer.device)
+    for tier, name, size in (("inside", GroupName.TP, devices), ("across", GroupName.BATCH, ranks // devices)):
+        if size == 1:
+            continue
+        over = mesh.communicator(name)
+        told(f"measuring products beside sums {tier}")
+        link = timer.together(lambda: all_reduce(over, whole, Phase.REDUCE).wait())  # noqa: B023  called here
+        times = max(1, round(link / timer.together(lambda: torch.mm(square, square))))
+
+        def compute() -> None:
+            for _ in range(times):  # noqa: B023
+                torch.mm(square, square)
+
+        def both() -> None:
+            handle = all_reduce(over, whole, Phase.REDUCE)  # noqa: B023
+            compute()
+            handle.wait()
+
+        yield OverlapTime(tier, timer.together(compute), link, timer.together(both))
     mesh.close()
 
 
@@ -123,7 +197,7 @@ def _axes(mesh: Mesh) -> list[tuple[str, Communicator]]:
     return out
 
 
-def _message(timer: Timer, axis: str, over: Communicator, size: int) -> LinkTime:
+def _message(timer: _Stopwatch, axis: str, over: Communicator, size: int) -> LinkTime:
     import torch
 
     from meshwright.comm.operations import receive, send
@@ -140,7 +214,7 @@ def _message(timer: Timer, axis: str, over: Communicator, size: int) -> LinkTime
     return LinkTime(axis, 2, 1, size, timer.together(there_and_back) / 2)
 
 
-def _gather(timer: Timer, tier: str, over: Communicator, size: int, takes_part: bool = True) -> LinkTime:
+def _gather(timer: _Stopwatch, tier: str, over: Communicator, size: int, takes_part: bool = True) -> LinkTime:
     import torch
 
     from meshwright.comm.operations import all_gather
@@ -154,7 +228,7 @@ def _gather(timer: Timer, tier: str, over: Communicator, size: int, takes_part: 
     return LinkTime(tier, over.size, hops, moved, seconds)
 
 
-def _reduce(timer: Timer, tier: str, over: Communicator, size: int, takes_part: bool = True) -> LinkTime:
+def _reduce(timer: _Stopwatch, tier: str, over: Communicator, size: int, takes_part: bool = True) -> LinkTime:
     import torch
 
     from meshwright.comm.operations import all_reduce

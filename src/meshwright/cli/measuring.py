@@ -26,7 +26,7 @@ def measure(
 
     `products`: rates too; `plans`: runs of one rank whose units are timed, on processors that work synchronously.
     """
-    from meshwright.cli.link_times import Timer, axis_times, tier_times
+    from meshwright.cli.link_times import Timer, axis_times, overlap_times, tier_times
     from meshwright.comm.gather import gather_integers
     from meshwright.comm.mesh import Mesh, device_of
     from meshwright.launch.join import join, leave
@@ -43,7 +43,7 @@ def measure(
     told("measuring memory")
     copied = timer.agreed(_copy_seconds(kind))
     devices = 1 + max(row[0] for row in gather_integers(timer.mesh, [place.local_rank]))
-    rates, units, alone = tuple[Any, ...](), tuple[Any, ...](), 1.0
+    rates, units, overlaps, alone = tuple[Any, ...](), tuple[Any, ...](), tuple[Any, ...](), 1.0
     if products:
         rates = tuple(_products(kind, timer.agreed, told, _shapes(plans)))
         alone = _gain_alone(timer, devices, place.local_rank, kind)
@@ -52,13 +52,14 @@ def measure(
     links = tuple(axis_times(timer, told))
     if products:
         links = (*links, *tier_times(timer, devices, told))
+        overlaps = tuple(overlap_times(timer, devices, told))
     name, generation, memory = _device(kind, place.world)
     if place.world > 1:
         leave()
     return Measured(
         ranks=place.world, devices=devices, device=name, generation=generation, memory_bytes=memory,
         memory_bytes_per_s=2 * _COPIED / copied, products=rates, links=links, units=units, gain_alone=alone,
-        plan=plans[0] if plans else None,
+        overlaps=overlaps, plan=plans[0] if plans else None,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Seconds of units of a model on this device, measured by running its own program on one rank. Torch when it runs.
 
-The steps of the smallest run that says it: two blocks, one rank, two micro-batches a step; each rank of the machine takes
-them for itself, all at the same time, so that what they share is shared.
+The steps of the smallest run that says it: two blocks, one rank, two micro-batches a step; each rank of the machine
+takes them for itself, all at the same time, so that what they share is shared.
 """
 
 from __future__ import annotations
