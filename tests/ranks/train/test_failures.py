@@ -91,33 +91,38 @@ def test_skip_goes_on_with_equal_weights(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ a rank that raises
 
 
-def _at_step_3(call: Callable[..., Any], step: Callable[[Any], int]) -> Callable[..., Any]:
+def _at_step_3(call: Callable[..., Any], step: Callable[[Any], int], mark: Path) -> Callable[..., Any]:
+    """`call` until step 3, then an error; `mark` is touched when it is raised."""
+
     def raising(*arguments: Any) -> Any:
         if step(arguments) == 3:
+            mark.touch()
             raise ZeroDivisionError("the fault of the test")
         return call(*arguments)
 
     return raising
 
 
-def faulty(place: Any, status: RankStatus, job: Job, where: str) -> None:
+def faulty(place: Any, status: RankStatus, job: Job, where: str, mark: Path) -> None:
     if place.rank == 1:
         if where == "data":
-            Feed.batch = _at_step_3(Feed.batch, lambda arguments: arguments[1])  # type: ignore[method-assign]
+            Feed.batch = _at_step_3(Feed.batch, lambda arguments: arguments[1], mark)  # type: ignore[method-assign]
         elif where == "forward":
-            Head.loss = _at_step_3(Head.loss, lambda arguments: int(arguments[2].step))  # type: ignore[method-assign]
+            Head.loss = _at_step_3(  # type: ignore[method-assign]
+                Head.loss, lambda arguments: int(arguments[2].step), mark
+            )
         elif where == "backward":
             plain = Head.loss
 
             def loss(self: Head, x: torch.Tensor, rows: Any, *rest: Any) -> torch.Tensor:
                 if x.requires_grad:
-                    x.register_hook(_at_step_3(lambda gradient: gradient, lambda _: int(rows.step)))
+                    x.register_hook(_at_step_3(lambda gradient: gradient, lambda _: int(rows.step), mark))
                 return plain(self, x, rows, *rest)
 
             Head.loss = loss  # type: ignore[method-assign]
         elif where == "optimizer":
             for kind, rule in update.RULES.items():
-                update.RULES[kind] = _at_step_3(rule, lambda arguments: int(arguments[1][0].step))
+                update.RULES[kind] = _at_step_3(rule, lambda arguments: int(arguments[1][0].step), mark)
     train(place, status, job)
 
 
@@ -132,10 +137,11 @@ def faulty(place: Any, status: RankStatus, job: Job, where: str) -> None:
 )
 def test_one_rank_raises_and_all_end(tmp_path: Path, where: str, doing: str) -> None:
     job = tiny_job(tmp_path, 2)
-    begin = time.monotonic()
+    mark = tmp_path / "raised"
     with pytest.raises(LaunchError) as caught:
-        run_ranks(faulty, 2, job, where)
-    assert time.monotonic() - begin < LIMIT_S + 15  # and the start of the ranks
+        run_ranks(faulty, 2, job, where, mark)
+    assert time.time() - mark.stat().st_mtime < LIMIT_S
+    assert not Folder(job.folder).steps()
     told = str(caught.value).splitlines()[0]  # notes may follow
     assert told == f"rank 1 failed at step 3, in {doing}: ZeroDivisionError: the fault of the test"
 
