@@ -91,6 +91,28 @@ FIGURES: Mapping[str, Figure] = {
                                    "contract; arXiv:2205.05198, appendix A"),
     "flops.model_full_attention_per_step": Figure("(6 x matmul parameters + 12Lsh_a) x tokens", "older papers"),
     "flops.hardware_per_step": Figure("model FLOPs and the forward that recomputation repeats", "contract"),
+    "memory.per_rank": Figure("memory.peak of the stage that the rank is on", "ranks of a stage run one program"),
+    "time.data": Figure("0: batches are read beside the step before", "the trainer's loader"),
+    "time.model_tflops_per_gpu": Figure("model FLOPs (causal attention) / (step x N)", "contract"),
+    "time.tokens_per_second_per_gpu": Figure("sequences a step x s / (step x N)", "contract"),
+    "plan": Figure("digest of every stored field of the plan", "equal plans have equal digests"),
+    "ranks": Figure("N = d·t·p·c·e", "mesh"),
+    "cluster": Figure("the cluster file; every rate in it carries its source", "--cluster"),
+    "fits": Figure("memory.reserved <= the device's memory", "what every published run that ran satisfies"),
+    "fits_surely": Figure(
+        "memory.device x 1.135 <= the device's memory; without the 13.5 % where memory is the fold of the program",
+        "nine of ten published figures of memory lie so near"),
+    "peak_at": Figure("the action of the program, or the moment of the closed form, with most live bytes", "fold"),
+    "time_from": Figure("the closed form where it is within 1 % of the simulated program, else the simulation",
+                        "price/applies.py names what the forms do not hold for"),
+    "uncalibrated": Figure("whether the rates of the device are guesses, good to a factor of 4",
+                           "cluster.sources; `meshwright doctor --calibrate` measures this machine"),
+    "range": Figure("step x (1 ± 15 %), with experts ± 30 %, between a quarter and four times where uncalibrated; "
+                    "masked documents from no other keys on",
+                    "nine of ten published runs"),
+    "worst_routing_peak": Figure("peak + routed activations x (min(e, experts/active) - 1): all tokens to one rank",
+                                 "bound"),
+    "dollars_per_step": Figure("price of a device-hour x N x step / 3600", "cluster.price"),
     "traffic": Figure("calls x payload of the step program; sent: all-reduce 2(n-1)/n, gather, scatter, all-to-all "
                       "(n-1)/n of it, a send all", _NCCL),
 }  # fmt: skip
@@ -116,6 +138,12 @@ def explain(price: Price, name: str) -> Iterator[str]:
 
 def _value(price: Price, name: str) -> str:
     section, _, key = name.partition(".")
+    if key == "per_rank":
+        return ", ".join(f"stage {stage}: {peak:,} bytes" for stage, peak in enumerate(price.stage_peaks))
+    if not key and name != "traffic":
+        return str(price.to_json()[name])
+    if key.endswith("_per_gpu"):
+        return f"{price.to_json()['time'][key]:.6g}"
     if section == "memory":
         return f"{price.memory[key]:,} bytes"
     if section == "flops":

@@ -36,6 +36,9 @@ from meshwright.price.traffic import traffic
 DENSE_RANGE, EXPERTS_RANGE = 0.15, 0.30
 """How far a priced step time may be off: what nine of ten published runs stay within (docs/pricing.md)."""
 
+GUESS_FACTOR = 4.0
+"""The same, as a factor, where the rates of the device are guesses: machines of a few cores differ so much."""
+
 MEMORY_RANGE = 0.135
 """The same of memory that is not the fold of the program."""
 
@@ -101,6 +104,11 @@ class Price:
         """The part by which the step time may be off, on either side."""
         return EXPERTS_RANGE if self.plan.arch.experts else DENSE_RANGE
 
+    @property
+    def is_uncalibrated(self) -> bool:
+        """Whether the device's rates are guesses: `local` until `doctor --calibrate` has measured this machine."""
+        return self.cluster.sources.get("device.matrix_flops", "").startswith("guess")
+
     @cached_property
     def range_seconds(self) -> tuple[float, float]:
         """Where the step time lies. Masked documents see fewer keys, at the least none but their own token."""
@@ -108,6 +116,8 @@ class Price:
         if self.plan.data.documents is Documents.MASKED:
             arch = replace(self.plan.arch, sliding_window=1, windowed_layers=())
             low = float(estimate(replace(self.target, arch=arch), of_plan(self.plan)).times.step[0])
+        if self.is_uncalibrated:
+            return low / GUESS_FACTOR, self.step_seconds * GUESS_FACTOR
         return low * (1 - self.spread), self.step_seconds * (1 + self.spread)
 
     @cached_property
@@ -242,6 +252,7 @@ class Price:
             "fits_surely": self.fits_surely,
             "peak_at": self.fullest,
             "time_from": "closed form" if self.simulated_because is None else "simulated program",
+            "uncalibrated": self.is_uncalibrated,
             "range": list(self.range_seconds),
             "worst_routing_peak": self.worst_peak,
             "dollars_per_step": self.dollars_per_step,

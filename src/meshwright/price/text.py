@@ -39,6 +39,9 @@ def _time(price: Price) -> Iterator[str]:
     step = price.step_seconds
     low, high = map(seconds_text, price.range_seconds)
     yield f"time of a step  {seconds_text(step)}   (between {low} and {high})"
+    if price.is_uncalibrated:
+        name = price.cluster.name
+        yield f"  UNCALIBRATED: the rates of {name!r} are guesses; `meshwright doctor --calibrate` measures them"
     if price.simulated_because:
         yield f"  of the simulated program: {price.simulated_because}"
     for name, seconds in sorted(price.parts.items(), key=lambda part: -part[1]):

@@ -1,6 +1,5 @@
 """What a step was predicted to spend and what it spent, by cause; and what another layout would have saved.
 
-    stopwatch   seconds between the actions of a step, on this rank, by what they are for
     rates       measured over predicted seconds, by cause: how this machine differs from the cluster it was priced on
     regret      every legal layout, priced again, each part of its step at the measured rate
 
@@ -10,45 +9,33 @@ its one rate.
 
 from __future__ import annotations
 
-import time
 import tomllib
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from meshwright.config.built import UNBUILT, check_built
 from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run
 from meshwright.config.schema import RunConfig
-from meshwright.layout.groups import GroupName
-from meshwright.plan.action import COMPUTE, Action, Op
 from meshwright.plan.plan import Plan
 from meshwright.price.advice import short
 from meshwright.price.failures import checkpoint_bytes
 from meshwright.price.price import Price, price
 from meshwright.price.search import search, with_keys
 from meshwright.price.text import bytes_text, seconds_text
+from meshwright.train.stopwatch import CAUSES, by_cause
 
 __all__ = [
-    "CAUSES", "PARTS", "REGRET_AFTER", "Regret", "Stopwatch", "cluster_name", "predicted", "rates", "regret",
+    "PARTS", "REGRET_AFTER", "Regret", "cluster_name", "predicted", "rates", "regret",
     "regret_line", "spent_rows",
 ]  # fmt: skip
 
 REGRET_AFTER = 10
 """Steps that are measured before layouts are priced again."""
 
-CAUSES: Mapping[str, tuple[str, ...]] = {
-    "computation": ("compute", "tp", "cp", "ep", "other"),
-    "replicas": ("dp",),
-    "stages": ("pp", "bubble"),
-    "optimizer": ("optimizer",),
-}
-"""What a stopwatch can tell apart, and the parts of a price that it means."""
-
 PARTS = tuple(CAUSES)
-_BUDGET, _KEPT = 50_000, 50
+_BUDGET = 50_000
 _WORTH = 0.02  # of a step: less is within what prices know
 
 
@@ -63,58 +50,9 @@ def cluster_name(device: str) -> str:
     return next((cluster for part, cluster in _DEVICES if part in device), "local")
 
 
-def _cause(action: Action) -> str:
-    if action.op in COMPUTE:
-        return "computation"
-    if action.op in (Op.UPDATE, Op.NORM):
-        return "optimizer"
-    return "stages" if action.group is GroupName.PP or action.op in (Op.SEND, Op.RECEIVE) else "replicas"
-
-
-class Stopwatch:
-    """Seconds of steps by cause. A wait counts for what is waited for."""
-
-    def __init__(self) -> None:
-        self._spent = dict.fromkeys(PARTS, 0.0)
-        self._done: deque[dict[str, float]] = deque(maxlen=_KEPT)
-        self._now: tuple[str, float] | None = None
-
-    @property
-    def steps(self) -> int:
-        """How many are kept."""
-        return len(self._done)
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Of each cause the median over the last steps."""
-        return {name: median(step[name] for step in self._done) if self._done else 0.0 for name in PARTS}
-
-    def over(self, observer: Callable[[Action], None]) -> Callable[[Action], None]:
-        """An observer that keeps the time and asks `observer` too."""
-
-        def before(action: Action) -> None:
-            self._turn(_cause(action))
-            observer(action)
-
-        return before
-
-    def end(self, count: bool = True) -> None:
-        """A step is over; one that pays for what happens once is not counted."""
-        self._turn(None)
-        if count:
-            self._done.append(self._spent)
-        self._spent = dict.fromkeys(PARTS, 0.0)
-
-    def _turn(self, cause: str | None) -> None:
-        now = time.perf_counter()
-        if self._now is not None:
-            self._spent[self._now[0]] += now - self._now[1]
-        self._now = None if cause is None else (cause, now)
-
-
 def predicted(parts: Mapping[str, float]) -> dict[str, float]:
     """Parts of a price, by cause."""
-    return {name: sum(parts[part] for part in causes) for name, causes in CAUSES.items()}
+    return by_cause(parts)
 
 
 def rates(own: Price, measured: Mapping[str, float] | None, step_seconds: float) -> dict[str, float]:
@@ -194,12 +132,15 @@ def regret_line(
 
 
 def spent_rows(own: Price, measured: Mapping[str, float] | None, step_seconds: float) -> list[list[str]]:
-    """Rows of the closing table: cause, predicted, measured."""
+    """Rows of the closing table: cause, predicted, measured. Guesses are told as such, the step's with its range."""
     expected = predicted(own.parts)
+    low, high = map(seconds_text, own.range_seconds)
+    guess = "guess: " if own.is_uncalibrated else ""
+    hint = ", uncalibrated: see doctor --calibrate" if own.is_uncalibrated else ""
     rows = [
         [
-            f"a step (priced on {own.cluster.name})",
-            seconds_text(own.step_seconds),
+            f"a step (priced on {own.cluster.name}{hint})",
+            f"{guess}{low} to {high}" if own.is_uncalibrated else seconds_text(own.step_seconds),
             seconds_text(step_seconds) if step_seconds else "-",
         ]
     ]
@@ -207,6 +148,6 @@ def spent_rows(own: Price, measured: Mapping[str, float] | None, step_seconds: f
         seen = measured[name] if measured is not None else 0.0
         if expected[name] > 1e-6 or seen > 1e-6:
             rows.append(
-                [f"  {name}", seconds_text(expected[name]), seconds_text(seen) if measured is not None else "-"]
+                [f"  {name}", guess + seconds_text(expected[name]), seconds_text(seen) if measured is not None else "-"]
             )
     return rows

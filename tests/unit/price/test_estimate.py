@@ -1,16 +1,19 @@
 """The command: its JSON, its text, its answers to why, its refusals."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import meshwright as mw
 from meshwright.cli.main import main
+from meshwright.price import catalogue
 from meshwright.price.calibration import Measured, ProductTime, calibrated
 from meshwright.price.explain import FIGURES
 from meshwright.price.price import Price
 from meshwright.price.request import requested
+from meshwright.train.regret import spent_rows
 from tests.unit.price.ask import ask
 
 RUN = ("model.preset=llama3-8b", "mesh.tp=2", "batch.global=64", "batch.micro=1", "data.sequence_length=4096",
@@ -90,6 +93,13 @@ def test_three_conventions_of_flops() -> None:
     assert usual == plain["model_per_step"]
 
 
+def test_every_key_of_the_json_has_a_why() -> None:
+    found = ask(*RUN, gpus=16).to_json()
+    keys = [f"{key}.{inner}" if inner else key for key, value in found.items()
+            for inner in (value if isinstance(value, dict) else ("",))]  # fmt: skip
+    assert set(keys) == set(FIGURES)
+
+
 @pytest.mark.parametrize("figure", [*FIGURES, "traffic.tp"])
 def test_every_figure_says_why(capsys: pytest.CaptureFixture[str], figure: str) -> None:
     assert main(["estimate", *RUN, *ON, "--why", figure]) == 0
@@ -155,3 +165,19 @@ def test_what_depends_on_the_data_is_a_range() -> None:
     assert ragged.range_seconds[0] < 0.97 * whole.range_seconds[0]
     experts = ask("model.preset=qwen3-30b-a3b", *RUN[2:], gpus=16)
     assert experts.spread == 2 * whole.spread
+
+
+def test_guessed_rates_are_never_told_as_a_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`local` before `doctor --calibrate`: the step is a range of a factor of 4 either way, and says why."""
+    monkeypatch.setattr(catalogue, "calibrated_path", lambda: tmp_path / "local.toml")
+    words = ("batch.global=8", "batch.micro=2")
+    guessed = ask(*words, cluster="local")
+    assert guessed.is_uncalibrated
+    assert guessed.range_seconds == (guessed.step_seconds / 4, guessed.step_seconds * 4)
+    assert "UNCALIBRATED" in str(guessed)
+    rows = spent_rows(guessed, None, 0.1)
+    assert all("guess" in row[1] for row in rows)
+    measured = ask(*words, cluster="h100-sxm")
+    assert not measured.is_uncalibrated
+    assert "UNCALIBRATED" not in str(measured)
+    assert not any("guess" in row[1] for row in spent_rows(measured, None, 0.1))
