@@ -13,6 +13,7 @@ Trainers of other kinds (`software.following = "usual"`) have no program here: t
 from __future__ import annotations
 
 from meshwright.config.choices import Schedule
+from meshwright.layout.axes import Axis
 from meshwright.plan.plan import Plan
 from meshwright.price.compute import straggling, units
 from meshwright.price.layouts import of_plan
@@ -29,11 +30,20 @@ _HIDDEN = 0.8  # of the computation beside it: traffic below it shows nowhere bu
 
 def beyond_closed_form(plan: Plan, target: Target) -> str | None:
     """Why the closed form of the literal program's time is not exact for `plan`; None where it is."""
+    if _shared(plan, target):  # a simulation would give every stage processors of its own
+        return None
     if plan.degrees.pp > 1 and plan.pipeline.schedule not in _EXACT:
         return f"{plan.pipeline.schedule.value} has no exact closed form"
     if _competes(plan, target):
         return "exchanges between replicas take about as long as the computation beside them"
     return None
+
+
+def _shared(plan: Plan, target: Target) -> bool:
+    """Whether stages of one node compute on the same processors (`sharing.py`)."""
+    node = target.cluster.node
+    near = float(of_plan(plan).stride(Axis.PP)[0]) < node.devices
+    return plan.degrees.pp > 1 and node.gain_alone > 1 and near
 
 
 def _competes(plan: Plan, target: Target) -> bool:

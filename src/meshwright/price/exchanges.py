@@ -31,6 +31,7 @@ class Exchanges:
     ep_forward: Array
     ep_backward: Array
     tp_outer: Array  # half an all-reduce pair of the stream: embedding forward, head backward
+    tp_head: Array  # the head's forward: its inputs, and of each token what the loss needs of all parts of the vocabulary
 
     def take(self, index: np.ndarray) -> Exchanges:
         return Exchanges(**{name: getattr(self, name)[index] for name in self.__dataclass_fields__})
@@ -42,7 +43,7 @@ def exchanges(target: Target, layouts: Layouts, tokens: Array, beside: Array) ->
     forward, backward, outer = _tensor(target, layouts, tokens, beside)
     ring = context_seconds(target, layouts, tokens)
     experts = _experts(target, layouts, tokens)
-    return Exchanges(forward, backward, *ring, experts, experts, outer)
+    return Exchanges(forward, backward, *ring, experts, experts, outer, _head(target, layouts, tokens))
 
 
 def _tensor(target: Target, layouts: Layouts, tokens: Array, beside: Array) -> tuple[Array, Array, Array]:
@@ -59,6 +60,16 @@ def _tensor(target: Target, layouts: Layouts, tokens: Array, beside: Array) -> t
         late = np.maximum(sums - beside, 0.0) + target.values["overlap.slow"] * np.minimum(sums, beside)
         return 2 * pair * shown, (2 * pair - sums + late) * shown, pair
     return 2 * pair * shown, (2 * pair + again) * shown, pair
+
+
+def _head(target: Target, layouts: Layouts, tokens: Array) -> Array:
+    """Gathers of the literal program: the stream under sequence parallel, and three float64 a token for the loss."""
+    if target.cluster.software.following is not Following.LITERAL:
+        return np.zeros_like(tokens)
+    group = way(target, layouts.tp, layouts.stride(Axis.TP))
+    inputs = group.gather(tokens * target.shapes.hidden * target.stored)
+    loss = group.gather(24 * tokens * layouts.tp)
+    return np.asarray(np.where(layouts.tp > 1, np.where(layouts.sequence > 0, inputs, 0.0) + loss, 0.0))
 
 
 def _user_buffers(target: Target, layouts: Layouts) -> Array:

@@ -98,7 +98,7 @@ class Clock:
         if kind is UnitKind.EMBEDDING:
             seconds = (own.embedding_forward if ahead else own.embedding_backward) + given.tp_outer / 2
         elif kind is UnitKind.HEAD:
-            seconds = own.head_forward if ahead else own.head_backward + given.tp_outer / 2
+            seconds = own.head_forward + given.tp_head if ahead else own.head_backward + given.tp_outer / 2
         elif ahead:
             seconds = block.front + (self._beside(action, block) if action.op is Op.FORWARD else -block.host / 3)
         else:

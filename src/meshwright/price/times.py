@@ -111,7 +111,7 @@ def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Time
     outer = units.exchanged.tp_outer
     further = target.predicted
     embedding = units.embedding_forward + outer / 2, units.embedding_backward + outer / 2
-    head = units.head_forward, units.head_backward + outer / 2
+    head = units.head_forward + units.exchanged.tp_head, units.head_backward + outer / 2
     heads = tuple((1 + further) * each + further * part for each, part in zip(head, _passes(block), strict=True))
     literal = target.cluster.software.following is Following.LITERAL
     shown = _shown(layouts, replica, units, block) if literal else None
@@ -128,7 +128,8 @@ def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Time
     blocks = np.where(lone, layouts.first + further, blocks)
     outside = np.where(slow_last | lone, (1 + further) * (units.head_forward + units.head_backward), 0.0)
     outside = outside + np.where(slow_first | lone, units.embedding_forward + units.embedding_backward, 0.0)
-    sides = np.where(slow_last | lone, (1 + further) * outer / 2, 0.0) + np.where(slow_first | lone, outer, 0.0)
+    at_head = outer / 2 + units.exchanged.tp_head
+    sides = np.where(slow_last | lone, (1 + further) * at_head, 0.0) + np.where(slow_first | lone, outer, 0.0)
     turns = np.zeros_like(blocks) if shown is None else sum(shown.inner)
     if shown is not None:
         turns = np.where(slow_last, sum(shown.last), np.where(slow_first | lone, sum(shown.first), turns))
