@@ -13,6 +13,7 @@ Launched and awaited apart, for kernels that compute meanwhile: `begin_sum`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from meshwright.comm import operations
+from meshwright.comm.communicator import Communicator
 from meshwright.comm.registry import lookup
 from meshwright.comm.torch_private import kernel_of
 
@@ -31,7 +33,7 @@ def all_reduce(x: Tensor, group: str) -> Tensor:
     """Sum over the group: (N, ...) -> (N, ...). Backward as it stands in `conjugate`."""
     out = x.clone(memory_format=torch.contiguous_format)
     over = lookup(group)
-    operations.all_reduce(over, out, over.ledger.phase).wait()
+    _wait(over, operations.all_reduce(over, out, over.ledger.phase))
     return out
 
 
@@ -79,7 +81,7 @@ def gathered(x: Tensor, group: str) -> Tensor:
     over = lookup(group)
     out = x.new_empty(over.size * x.shape[0], *x.shape[1:])
     own_chunk(out, group).copy_(x)
-    operations.all_gather(over, out.view(-1), over.ledger.phase).wait()
+    _wait(over, operations.all_gather(over, out.view(-1), over.ledger.phase))
     return out
 
 
@@ -96,10 +98,17 @@ def begin_sum(x: Tensor, group: str, *, scatter: bool) -> Callable[[], Tensor]:
         handle = operations.reduce_scatter(over, x.view(-1), own.view(-1), over.ledger.phase)
 
     def end() -> Tensor:
-        handle.wait()
+        _wait(over, handle)
         return own if scatter else x
 
     return end
+
+
+def _wait(over: Communicator, handle: operations.Handle) -> None:
+    """End a collective inside a unit, and say how long that took: nobody else sees it."""
+    begin = time.perf_counter()
+    handle.wait()
+    over.ledger.waited_s += time.perf_counter() - begin
 
 
 def real_kernel(operation: Any) -> Callable[..., Any] | None:

@@ -14,11 +14,13 @@ from meshwright.plan.folds.traffic import Transfer, Transport
 class Ledger:
     """The transfers of one rank since the last `clear`, in the order of their first call.
 
-    `phase` is what the executor is doing: collectives inside a unit are counted under it.
+    `phase` is what the executor is doing: collectives inside a unit are counted under it. `waited_s`: seconds that this
+    rank has waited inside units, since it began.
     """
 
     transport: Transport
     phase: Phase = Phase.FORWARD
+    waited_s: float = 0.0
     _calls: dict[Transfer, int] = field(default_factory=dict)
 
     def record(self, transfer: Transfer) -> None:

@@ -25,6 +25,7 @@ from meshwright.plan.folds.memory import Timeline, memory
 from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
 from meshwright.train.figures import Meter
+from meshwright.train.stopwatch import STEP_PARTS
 
 __all__ = [
     "HELD",
@@ -37,7 +38,6 @@ __all__ = [
     "take_account",
 ]
 
-_TIMES = ("compute", "dp", "tp", "pp", "cp", "ep", "bubble", "optimizer", "data", "other")
 PEAK_TOLERANCE = 0.05
 HELD = frozenset({Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.MASTER})
 """What the engine's own allocator makes on every device."""
@@ -86,7 +86,9 @@ def take_account(engine: Engine, peak: int) -> Account:
     return Account(predicted, measured, traffic, states, near, timeline, peak, *held, live)
 
 
-def ledger_json(engine: Engine, account: Account, meter: Meter) -> dict[str, Any]:
+def ledger_json(
+    engine: Engine, account: Account, meter: Meter, spent: Mapping[str, float] | None = None
+) -> dict[str, Any]:
     """Both estimates and the verdict. Collective over all ranks."""
     plan, timeline = engine.plan, account.timeline
     peaks = [row[0] for row in gather_integers(engine.mesh, [peak_bytes(engine, account)])]
@@ -105,9 +107,9 @@ def ledger_json(engine: Engine, account: Account, meter: Meter) -> dict[str, Any
     common = {"plan": plan.hash, "ranks": plan.degrees.ranks}
     return {
         "predicted": {**common, "traffic": _rows(account.predicted), "memory": predicted_memory, "flops": flops,
-                      "time": _times(plan, meter, None)},
+                      "time": _times(plan, meter, None, None)},
         "measured": {**common, "traffic": _rows(account.measured), "memory": measured_memory, "flops": flops,
-                     "time": _times(plan, meter, meter.step_seconds)},
+                     "time": _times(plan, meter, meter.step_seconds, spent)},
         "traffic_equal": account.traffic_equal,
         "states_equal": account.states_equal,
         "peak_near": account.peak_near,
@@ -155,13 +157,17 @@ def _on_cuda(engine: Engine) -> bool:
     return engine.allocator.device.type == "cuda"
 
 
-def _times(plan: Plan, meter: Meter, seconds: float | None) -> dict[str, float | None]:
-    """Only the whole step is timed; its parts are not."""
+def _times(
+    plan: Plan, meter: Meter, seconds: float | None, spent: Mapping[str, float] | None
+) -> dict[str, float | None]:
+    """The median step; `spent` are the parts of a mean one, scaled so that they add up to it."""
     shown = seconds or None
     ranks = plan.degrees.ranks
+    whole = sum(spent.values()) if spent else 0.0
+    scale = shown / whole if shown and whole else 0.0
     return {
         "step_seconds": shown,
-        **dict.fromkeys(_TIMES),
+        **(dict.fromkeys(STEP_PARTS) if not spent or not scale else {name: spent[name] * scale for name in STEP_PARTS}),
         "model_tflops_per_gpu": meter.model_flops / shown / ranks / 1e12 if shown else None,
         "mfu": meter.mfu(shown) if shown else None,
         "tokens_per_second_per_gpu": meter.tokens / shown / ranks if shown else None,

@@ -44,10 +44,11 @@ from meshwright.train.job import Job
 from meshwright.train.nonfinite import NonfiniteError, blame
 from meshwright.train.outcome import Outcome
 from meshwright.train.peak import PeakWatch
-from meshwright.train.regret import REGRET_AFTER, Stopwatch, regret_line
+from meshwright.train.regret import REGRET_AFTER, regret_line
 from meshwright.train.saves import Saves
 from meshwright.train.start import begin, is_finished
 from meshwright.train.stop import StopRequest
+from meshwright.train.stopwatch import Stopwatch
 from meshwright.train.where import Phases, where
 from meshwright.train.whole import whole_model
 
@@ -106,7 +107,7 @@ class _Loop:
         self._first = feed.first_step
         self._engine, self._feed, self._journal, self._progress = engine, feed, journal, progress
         self._meter = meter
-        self._watch = Stopwatch()
+        self._watch = Stopwatch(lambda: engine.mesh.ledger.waited_s)
         self._evaluates = job.eval_every > 0 and feed.evaluation_batches > 0
         self._evaluation_seconds = 0.0
         self._warned = False
@@ -133,6 +134,7 @@ class _Loop:
         begin = time.perf_counter()
         self._status.at(step, "reading the batch")
         batch = self._feed.batch(step)
+        self._watch.read(time.perf_counter() - begin)
         if step == self._first:
             check_batches(self._engine.mesh, self._job.plan, batch)
         self._engine.mesh.ledger.clear()
@@ -141,7 +143,7 @@ class _Loop:
         with PeakWatch(self._engine.allocator) if step == self._first else nullcontext() as peak:
             result = self._engine.step(batch, rate, self._stop.asked)
         seconds = time.perf_counter() - begin
-        self._watch.end(count=step > self._first)
+        self._watch.end(step > self._first, seconds)
         if peak is not None:
             self._take_account(peak.num_bytes)
         self._status.at(step, "writing figures")
@@ -227,7 +229,7 @@ class _Loop:
         self._outcome = replace(
             self._outcome, step_seconds=self._meter.step_seconds, traffic_equal=self._account.traffic_equal
         )
-        figures = ledger_json(self._engine, self._account, self._meter)
+        figures = ledger_json(self._engine, self._account, self._meter, story.spent_parts(self._engine, self._watch))
         if self._journal is not None:
             write_json(self._job.folder / LEDGER, figures)
             spent = story.spent(self._engine, self._watch)

@@ -23,7 +23,8 @@ from meshwright.train.figures import CONVENTION
 from meshwright.train.generate import generate
 from meshwright.train.job import Job
 from meshwright.train.outcome import Outcome
-from meshwright.train.regret import Stopwatch, cluster_name, spent_rows
+from meshwright.train.regret import cluster_name, spent_rows
+from meshwright.train.stopwatch import Stopwatch
 
 __all__ = [
     "beginning",
@@ -35,6 +36,7 @@ __all__ = [
     "priced_on",
     "sample",
     "spent",
+    "spent_parts",
 ]
 
 _PROMPT = "def "
@@ -133,6 +135,11 @@ def evaluation(step: int, found: EvalResult, seconds: float) -> str:
 def spent(engine: Engine, watch: Stopwatch) -> dict[str, float] | None:
     """Seconds of a mean step by cause; None where launches are not work, or nothing was measured."""
     return watch.seconds if watch.steps and engine.allocator.device.type == "cpu" else None
+
+
+def spent_parts(engine: Engine, watch: Stopwatch) -> dict[str, float] | None:
+    """The same by part, as a price has them."""
+    return watch.parts if watch.steps and engine.allocator.device.type == "cpu" else None
 
 
 def priced_on(engine: Engine) -> str:

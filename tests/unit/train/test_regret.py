@@ -1,5 +1,7 @@
 """What a step spent, by cause, and what another layout would have saved."""
 
+from dataclasses import replace
+
 import pytest
 
 import meshwright as mw
@@ -7,13 +9,14 @@ from meshwright.config.load import dump_run, load_run
 from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Action, Op, Phase
 from meshwright.price.price import price
-from meshwright.train import regret as module
-from meshwright.train.regret import PARTS, Stopwatch, cluster_name, predicted, rates, regret, regret_line, spent_rows
+from meshwright.train import stopwatch
+from meshwright.train.regret import PARTS, cluster_name, predicted, rates, regret, regret_line, spent_rows
+from meshwright.train.stopwatch import Stopwatch
 
 
 def test_a_stopwatch_gives_each_action_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 3.0, 3.5, 7.5, 8.0])
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(clock))
     watch, seen = Stopwatch(), list[Action]()
     before = watch.over(seen.append)
     actions = (Action(Op.FORWARD, Phase.FORWARD), Action(Op.SUM, Phase.REDUCE, group=GroupName.DENSE),
@@ -24,6 +27,26 @@ def test_a_stopwatch_gives_each_action_its_time(monkeypatch: pytest.MonkeyPatch)
     watch.end()
     assert tuple(seen) == actions
     assert watch.seconds == {"computation": 1.0, "replicas": 2.0 + 4.0, "stages": 0.5, "optimizer": 0.5}
+
+
+def test_the_parts_of_a_step_add_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading 0.5, a unit of 3 s that waits 1 s inside, two messages awaited 2 s and 0.25 s, 0.25 s more to the end."""
+    clock, inside = iter([0.0, 3.0, 3.0, 5.0, 5.25]), iter([0.0, 1.0, 1.0, 1.0, 1.0])
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(clock))
+    watch = Stopwatch(lambda: next(inside))
+    before = watch.over(lambda action: None)
+    watch.read(0.5)
+    receive = Action(Op.RECEIVE, Phase.FORWARD, group=GroupName.PP)
+    before(Action(Op.FORWARD, Phase.FORWARD))
+    before(receive)
+    before(replace(receive, op=Op.WAIT, of=1))
+    before(replace(receive, op=Op.WAIT, of=1))
+    watch.end(seconds=6.0)
+    parts = watch.parts
+    assert (parts["pp"], parts["bubble"]) == (0.5, 1.75)
+    assert sum(parts.values()) == pytest.approx(6.0)
+    assert (parts["compute"], parts["tp"], parts["data"]) == (2.0, 1.0, 0.5)
+    assert parts["other"] == pytest.approx(0.25)
 
 
 def test_the_first_step_does_not_count() -> None:
