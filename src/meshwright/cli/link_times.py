@@ -132,7 +132,7 @@ def tier_times(timer: Timer, devices: int, told: Callable[[str], None]) -> Itera
             told(f"measuring links {tier}")
             for measure in (_gather, _reduce):
                 found = measure(timer, tier, over, num_bytes, takes_part)
-                if tier == "inside" and num_bytes == min(_TIER_SIZES):
+                if tier == "inside":
                     late = measure(_AfterWork(timer), tier, over, num_bytes, takes_part)
                     found = max(found, late, key=lambda each: each.seconds)
                 yield replace(found, nodes=across)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -101,14 +101,17 @@ def _of(times: Sequence[LinkTime], operation: str) -> list[LinkTime]:
 
 
 def _latencies(times: Sequence[LinkTime]) -> tuple[float, float]:
-    """(seconds of a hop of a small sum, what a small gather takes besides its hops)."""
-    gather, reduce = (min(_of(times, kind), key=_moved) for kind in ("all_gather", "all_reduce"))
-    hop = reduce.seconds / reduce.hops
-    return hop, max(gather.seconds - gather.hops * hop, 0.0)
+    """(seconds of a hop of a sum, what a gather takes besides its hops)."""
+    gather, reduce = (_besides_bytes(_of(times, kind)) for kind in ("all_gather", "all_reduce"))
+    hop = reduce / _of(times, "all_reduce")[0].hops
+    return hop, max(gather - _of(times, "all_gather")[0].hops * hop, 0.0)
 
 
-def _moved(time: LinkTime) -> int:
-    return time.moved_bytes
+def _besides_bytes(times: Sequence[LinkTime]) -> float:
+    """Seconds of a call beside those of its bytes: the median over sizes, for the smallest alone is the least typical
+    (adapters let a first burst through)."""
+    rate = fit(times)[1]
+    return max(median(each.seconds - each.moved_bytes / rate for each in times), 0.0)
 
 
 def _words(times: Sequence[LinkTime]) -> str:
