@@ -27,6 +27,9 @@ _FLAVORS = {
     ("deepseek_v3", "671B"): "deepseek-v3",
 }  # fmt: skip
 _OUTER = 2  # embedding and head count as a block each there
+_WHERE_ON = frozenset({"checkpoint.interval", "parallelism.enable_async_tensor_parallel"})
+"""Written where they are on: off is their default, and not every release knows the second."""
+
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
 _SAME = {  # path -> key
     "training.seq_len": "data.sequence_length", "training.steps": "train.steps",
@@ -140,7 +143,7 @@ def _write(source: Source) -> str:
         section, _, name = key.partition(".")
         part = getattr(run, section)
         value = getattr(part, {"global": "global_"}.get(name, name)) if name else part
-        if value is not None and not (path == "checkpoint.interval" and not value):
+        if value is not None and (value or path not in _WHERE_ON):
             put(path, getattr(value, "value", value))
     name, flavor = next((key for key, ours in _FLAVORS.items() if ours == run.model.preset), (source.arch.family, ""))
     put("model.name", name)
