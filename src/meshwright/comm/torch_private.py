@@ -4,6 +4,7 @@
     FakeTensor           such a tensor: one thread at a time may work in its mode
     TorchDispatchMode    sees every operation
     tree_leaves          tensors inside whatever a module returns
+    tree_map             the same with something else in their place
     group_timeout        how long a process group waits for a rank
     kernel_of            the Python function behind a custom operation
     storage_address      what tells storages apart, of fake tensors too: these have no address of data
@@ -24,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
 
 
 def group_timeout(group: dist.ProcessGroup, kind: str) -> timedelta:

@@ -22,7 +22,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from meshwright.comm.communicator import Communicator
 from meshwright.comm.operations import Handle, all_reduce
-from meshwright.comm.torch_private import tree_leaves
+from meshwright.comm.torch_private import tree_leaves, tree_map
 from meshwright.parallel.data_parallel_units import Unit
 from meshwright.plan.action import Phase
 
@@ -49,7 +49,7 @@ class Order:
         module.register_forward_hook(lambda *_: self._end_forward(), always_call=True)
         for place, each in enumerate(modules, 1):
             each.register_forward_pre_hook(
-                lambda _m, args, kwargs, place=place: self._enter(place, (args, kwargs)), with_kwargs=True
+                lambda _m, args, kwargs, place=place: self._come(place, (args, kwargs)), with_kwargs=True
             )
             each.register_forward_hook(lambda _m, _i, out, place=place: self._leave(place, out), always_call=True)
 
@@ -86,9 +86,14 @@ class Order:
             return
         self._forward_at = 0
         self._forwards += torch.is_grad_enabled()
-        self._enter(0, ())
+        self._enter(0)
 
-    def _enter(self, place: int, inputs: Any) -> None:
+    def _come(self, place: int, inputs: Any) -> Any:
+        self._enter(place)
+        unit = self._units[place]
+        return inputs if unit.all_trained or not torch.is_grad_enabled() else self._followed(unit, inputs)
+
+    def _enter(self, place: int) -> None:
         """Take part in every gather up to `place`; only that unit, the next and the root stay whole."""
         if self._running:  # a checkpoint around the unit runs it again
             self._reach(place)
@@ -102,29 +107,32 @@ class Order:
             if 0 < at < place:
                 self._units[at].release()
         self._units[place].gather(Phase.FORWARD)
-        if not self._units[place].all_trained and torch.is_grad_enabled():
-            self._follow(self._units[place], inputs)
 
     def _leave(self, place: int, outputs: Any) -> None:
         if not self._running:
             self._units[place].release()
         if torch.is_grad_enabled():
             for leaf in tree_leaves(outputs):
-                if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    leaf.register_hook(lambda _, place=place: self._reach(place))  # type: ignore[no-untyped-call]
+                if _differentiable(leaf):
+                    leaf.register_hook(lambda _, place=place: self._reach(place))
 
     def _end_forward(self) -> None:
         if self._running:
             return
         if self._forward_at < len(self._units):
-            self._enter(len(self._units) - 1, ())
+            self._enter(len(self._units) - 1)
             self._units[-1].release()
         if not torch.is_grad_enabled():
             self._units[0].release()
 
-    def _follow(self, unit: Unit, inputs: Any) -> None:
-        """A frozen weight is needed until what entered its unit has a gradient."""
-        entered = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    def _followed(self, unit: Unit, inputs: Any) -> Any:
+        """What enters a unit of frozen weights, which are needed until all of it has a gradient.
+
+        Views are followed in place of the tensors, whose gradients may be made of other units' as well, and whose
+        hooks would come after the one that calls for the unit before.
+        """
+        views = tree_map(lambda leaf: leaf.view_as(leaf) if _differentiable(leaf) else leaf, inputs)
+        entered = [leaf for leaf in tree_leaves(views) if _differentiable(leaf)]
         unit.passed_on = not entered
 
         def passed_on(_: Sequence[Tensor | None]) -> None:
@@ -133,6 +141,7 @@ class Order:
 
         if entered:
             register_multi_grad_hook(entered, passed_on)
+        return views
 
     # ------------------------------------------------------------------ backward
 
@@ -206,3 +215,7 @@ class Order:
         for handle in self._under_way:
             handle.wait()
         self._under_way.clear()
+
+
+def _differentiable(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.requires_grad
