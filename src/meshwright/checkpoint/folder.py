@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
 from meshwright.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from meshwright.checkpoint.storage import Local, Storage, open_storage, write_small
+from meshwright.checkpoint.storage import At, Local, Storage, nothing, open_storage, write_small
 
 __all__ = [
     "CHECKPOINTS",
@@ -67,7 +67,7 @@ class Draft:
 class Folder:
     """A run folder or address, seen as the place of its checkpoints. One process, rank 0, changes it."""
 
-    def __init__(self, address: str | Path, at: Callable[[str], None] | None = None) -> None:
+    def __init__(self, address: str | Path, at: At = nothing) -> None:
         self.storage: Storage = open_storage(address, at)
 
     def steps(self) -> list[int]:

@@ -143,10 +143,20 @@ class Saver:
             self._write(progress, updates, planned, values)
         except SaveError as error:
             self._failure = error
-        except Exception as error:  # the side channel broke: a rank is gone
-            self._failure = SaveError(f"step {progress.step} was not saved: {type(error).__name__}: {error}")
 
     def _write(
+        self, progress: Progress, updates: int | None, planned: PlannedFile | None, values: list[Tensor]
+    ) -> None:
+        """`_agreed` for a user: whatever goes wrong is a SaveError."""
+        try:
+            self._agreed(progress, updates, planned, values)
+        except SaveError as error:
+            raise SaveError(f"step {progress.step} was not saved: {error}") from None
+        except RuntimeError as error:  # what ranks do alone raises nothing: the side channel broke
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise SaveError(f"step {progress.step} was not saved: another rank is gone: {reason}") from error
+
+    def _agreed(
         self, progress: Progress, updates: int | None, planned: PlannedFile | None, values: list[Tensor]
     ) -> None:
         """What all ranks do together: begin, write, gather, publish. Whatever fails anywhere fails everywhere."""
@@ -156,14 +166,14 @@ class Saver:
             draft, problem = self._begun(progress.step)
         said = json.loads(self._side.broadcast(json.dumps([draft and draft.token, problem]).encode()))
         if said[1]:
-            raise SaveError(f"step {progress.step} was not saved: {said[1]}")
+            raise SaveError(said[1])
         draft = draft or Draft(progress.step, said[0], self._folder.storage.renames)
         parts = self._side.gather(self._written(draft, updates, planned, values))
         if self._side.rank == 0:
             problem = self._published(draft, progress, [json.loads(part) for part in parts])
         problem = self._side.broadcast(problem.encode()).decode()
         if problem:
-            raise SaveError(f"step {progress.step} was not saved: {problem}")
+            raise SaveError(problem)
         self._told(f"saved {self._folder.storage.where(draft.final)} in {time.perf_counter() - begin:.1f} s")
 
     def _begun(self, step: int) -> tuple[Draft | None, str]:

@@ -148,7 +148,7 @@ class TrainConfig(Section):
     log_every: Positive = 1
     """Steps between lines of the log."""
     output: Text = "runs"
-    """Folder of run folders."""
+    """Folder of run folders; or an address such as s3://bucket/runs, for checkpoints: the rest stays in runs/<name>."""
     device: DeviceKind = DeviceKind.AUTO
     """auto, cpu or cuda."""
 

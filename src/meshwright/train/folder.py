@@ -6,6 +6,8 @@
 
                   checkpoints/   see `checkpoint.folder`      latest          names the newest of them
 
+Where train.output is an address, the last two lie there, and the rest in runs/<name> of the machine of rank 0.
+
 A folder belongs to one run. An empty one is taken; one whose run is finished is left alone and said so; one with a
 checkpoint goes on (`train.start`); any other is refused, for its figures would be mixed or lost.
 """
@@ -46,7 +48,9 @@ def is_new(job: Job) -> bool:
 
 def check_folder(job: Job) -> None:
     """Raises RequestError where the folder is certainly another's: it holds no checkpoints, which others judge."""
-    if job.saving.resume is Resume.AUTO and not any((job.folder / each).exists() for each in ("checkpoints", "latest")):
+    if job.saving.address or job.saving.resume is not Resume.AUTO:
+        return
+    if not any((job.folder / each).exists() for each in ("checkpoints", "latest")):
         folder_state(job)
 
 

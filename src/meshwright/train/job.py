@@ -26,6 +26,8 @@ class Saving:
     asynchronous: bool = True
     resume: Resume | str = Resume.AUTO
     accept_changes: bool = False
+    address: str = ""
+    """Where checkpoints lie if not in the run folder: an fsspec address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,18 @@ class Job:
     sample_tokens: int = 1000
     quiet_stdout: bool = False
 
+    @property
+    def checkpoints(self) -> str:
+        """The folder or address that holds checkpoints/ and latest."""
+        return self.saving.address or str(self.folder)
+
 
 def job_of(run: RunConfig, plan: Plan, *, quiet_stdout: bool = False) -> Job:
-    """The job of a run whose plan was resolved."""
-    output = Path(run.train.output)
+    """The job of a run whose plan was resolved.
+
+    Where `train.output` is an address, checkpoints go there; files that grow by lines cannot, and stay in runs/<name>.
+    """
+    output, address = _places(run.train.output, run.name)
     return Job(
         plan=plan,
         steps=steps_of(run),
@@ -71,6 +81,13 @@ def job_of(run: RunConfig, plan: Plan, *, quiet_stdout: bool = False) -> Job:
             asynchronous=run.checkpoint.asynchronous,
             resume=run.checkpoint.resume,
             accept_changes=run.checkpoint.accept_changes,
+            address=address,
         ),
         quiet_stdout=quiet_stdout,
     )
+
+
+def _places(output: str, name: str) -> tuple[Path, str]:
+    """The folder of run folders, and the address of the run's checkpoints where it is another place."""
+    local = output.removeprefix("file://")
+    return (Path("runs"), f"{output.rstrip('/')}/{name}") if "://" in local else (Path(local), "")

@@ -27,7 +27,7 @@ class Saves:
         self._lines: list[str] = []  # from the background thread, told between steps
         self._saver = Saver(
             engine,
-            job.folder,
+            job.checkpoints,
             keep=job.saving.keep,
             asynchronous=job.saving.asynchronous,
             corpus=corpus,

@@ -45,7 +45,7 @@ def is_finished(job: Job, corpus: str = "") -> bool:
     if saving.resume is Resume.NONE:
         return False
     try:
-        found = look(Folder(job.folder), job.plan, saving.resume, corpus=corpus, accept_changes=saving.accept_changes)
+        found = look(_folder(job), job.plan, saving.resume, corpus=corpus, accept_changes=saving.accept_changes)
     except CheckpointError as error:
         raise RequestError(f'checkpoint.resume = "{saving.resume}"', str(error), ("none", "another name")) from None
     if found is None:
@@ -58,7 +58,7 @@ def begin(engine: Engine, job: Job, side: Side, corpus: str, told: Callable[[str
     saving = job.saving
     manifest = resume(
         engine,
-        Folder(job.folder),
+        _folder(job),
         saving.resume,
         side,
         corpus=corpus,
@@ -73,3 +73,12 @@ def begin(engine: Engine, job: Job, side: Side, corpus: str, told: Callable[[str
         load_weights(engine, opened.source, side)
         told(f"weights of {start.folder}: {len(opened.source.stored)} tensors")
     return Begin()
+
+
+def _folder(job: Job) -> Folder:
+    try:
+        return Folder(job.checkpoints)
+    except CheckpointError as error:
+        raise RequestError(
+            f'train.output = "{job.checkpoints}"', str(error), ("a folder", "s3://bucket/runs")
+        ) from None

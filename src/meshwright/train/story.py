@@ -49,6 +49,8 @@ def beginning(job: Job, dataset: Dataset, engine: Engine) -> Iterator[str]:
     plan = job.plan
     step_tokens = plan.batch.sequences * plan.data.sequence_length
     yield f"run    {plan.name} in {job.folder}, plan {plan.hash}"
+    if job.saving.address:
+        yield f"       checkpoints at {job.saving.address}"
     yield f"data   {dataset.description}"
     for problem in dataset.problems:
         yield f"       left out: {problem}"

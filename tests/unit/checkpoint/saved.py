@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from meshwright.arch.arch import Arch
 from meshwright.checkpoint.folder import Folder
 from meshwright.checkpoint.saver import Progress, Saver
+from meshwright.checkpoint.storage import At, nothing
 from meshwright.comm.agree import Side
 from meshwright.comm.mesh import Mesh
 from meshwright.parallel.engine import Engine
@@ -43,7 +43,7 @@ def engine_of(steps: int = 1) -> Engine:
 def saver_of(
     engine: Engine,
     root: Path | str,
-    at: Callable[[str], None] | None = None,
+    at: At = nothing,
     *,
     keep: int = 2,
     asynchronous: bool = False,

@@ -16,6 +16,7 @@ from meshwright.checkpoint.manifest import read_manifest
 from meshwright.checkpoint.resume import resume
 from meshwright.checkpoint.rewrite import reshard
 from meshwright.checkpoint.saver import Progress
+from meshwright.checkpoint.storage import At, nothing
 from meshwright.comm.agree import Side
 from meshwright.config.choices import Resume
 from tests.ranks.checkpoint.layouts import Layout
@@ -34,7 +35,7 @@ def address() -> Iterator[str]:
         files.rm(address, recursive=True)
 
 
-def save(address: str, step: int, at: Fuse | None = None) -> None:
+def save(address: str, step: int, at: At = nothing) -> None:
     saver_of(engine_of(step), address, at).save(Progress(step, step * 12))
 
 
