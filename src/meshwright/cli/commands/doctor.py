@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _BLOCKS = 2
 _MICROS = (1, 4)
+_TIERS = ("inside", "across", "alone")
 
 __all__ = ["EXAMPLES", "HELP", "NAME", "add_arguments", "run"]
 
@@ -113,15 +114,25 @@ def _tell(arguments: argparse.Namespace, known: dict[str, str], measured: Measur
 def _object(known: dict[str, str], measured: Measured) -> dict[str, Any]:
     import dataclasses
 
-    return {"machine": known, "measured": dataclasses.asdict(measured), "axes": _axes(measured)}
+    return {"machine": known, "measured": dataclasses.asdict(measured), "axes": _axes(measured), "tiers": _tiers(measured)}
 
 
 def _axes(measured: Measured) -> dict[str, dict[str, float]]:
+    """Of the mesh that was asked for."""
+    return {name: each for name, each in _links(measured).items() if name not in _TIERS}
+
+
+def _tiers(measured: Measured) -> dict[str, dict[str, float]]:
+    """Inside a node, across nodes, and across them alone, where rates were calibrated."""
+    return {name: each for name, each in _links(measured).items() if name in _TIERS}
+
+
+def _links(measured: Measured) -> dict[str, dict[str, float]]:
     from meshwright.price.calibration import fit
 
     out = {}
     for axis in dict.fromkeys(each.axis for each in measured.links):
-        latency, rate = fit([each for each in measured.links if each.axis == axis])
+        latency, rate = fit([each for each in measured.links if each.axis == axis and each.operation != "all_reduce"])
         out[axis] = {"latency_s": latency, "bytes_per_s": rate}
     return out
 
@@ -138,7 +149,7 @@ def _lines(known: dict[str, str], measured: Measured) -> Iterator[str]:
         for each in measured.products:
             yield f"  {each.dtype:<9} {each.m:>5} x {each.n:>5} x {each.k:>5}  {each.flops_per_s / 1e9:9.1f} GFLOP/s"
     yield "\nlinks:"
-    for axis, found in _axes(measured).items():
+    for axis, found in _links(measured).items():
         ranks = next(each.ranks for each in measured.links if each.axis == axis)
         yield f"  {axis} {ranks:<4} {found['latency_s'] * 1e6:8.1f} us a hop  {found['bytes_per_s'] / 1e9:8.2f} GB/s"
     if not measured.links:
