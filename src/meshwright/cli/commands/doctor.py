@@ -114,7 +114,8 @@ def _tell(arguments: argparse.Namespace, known: dict[str, str], measured: Measur
 def _object(known: dict[str, str], measured: Measured) -> dict[str, Any]:
     import dataclasses
 
-    return {"machine": known, "measured": dataclasses.asdict(measured), "axes": _axes(measured), "tiers": _tiers(measured)}
+    found = dataclasses.asdict(measured)
+    return {"machine": known, "measured": found, "axes": _axes(measured), "tiers": _tiers(measured)}
 
 
 def _axes(measured: Measured) -> dict[str, dict[str, float]]:
