@@ -4,6 +4,7 @@
     python benchmarks/zero.py --ranks 4 --pairs stage3      one of them
     python benchmarks/zero.py --ranks 2 --peak              peak bytes instead of time
     python benchmarks/zero.py --ranks 2 --json FILE         the figures as JSON too
+    python benchmarks/zero.py --pairs deepspeed1            DeepSpeed, where it is installed: DS_ACCELERATOR=cpu
 
 The model: 8 layers, hidden 512, 8 heads, gated feed-forward of 1024, vocabulary 8192 untied, 29.4 million parameters
 in float32; 8 sequences of 128 tokens a step over all ranks; fused AdamW, no clipping. One thread a rank, glibc keeps
@@ -155,13 +156,47 @@ def fsdp(reshard: bool) -> Callable[[int], Step]:
     return build
 
 
+def deepspeed(stage: int) -> Callable[[int], Step]:
+    """Its engine with torch's optimizer, as it asks for; it is no requirement and need not be installed."""
+
+    def build(ranks: int) -> Step:
+        os.environ |= {"LOCAL_RANK": str(dist.get_rank()), "RANK": str(dist.get_rank()), "WORLD_SIZE": str(ranks)}
+        from deepspeed import initialize
+
+        module = Loss()
+        settings = {
+            "train_micro_batch_size_per_gpu": SEQUENCES // ranks,
+            "gradient_accumulation_steps": 1,
+            "zero_optimization": {"stage": stage},
+            "zero_allow_untested_optimizer": True,
+        }
+        engine, *_ = initialize(model=module, optimizer=adamw(module.parameters()), config=settings)
+
+        def step(batch: Batch) -> float:
+            rows = rows_to_torch(batch.rows, ARCH)
+            count = torch.tensor(batch.trained_tokens)
+            mean = engine(torch.from_numpy(batch.inputs), rows, torch.from_numpy(batch.labels), count)
+            engine.backward(mean)
+            engine.step()
+            return float(mean.detach())
+
+        return step
+
+    return build
+
+
 PAIRS: dict[str, tuple[str, Callable[[int], Step], Callable[[int], Step]]] = {
     "local": ("no communication", local, ours(0)),
     "stage0": ("DistributedDataParallel", ddp, ours(0)),
     "stage1": ("ZeroRedundancyOptimizer", zero_redundancy, ours(1)),
     "stage2": ("FSDP2 without reshard", fsdp(False), ours(2)),
     "stage3": ("FSDP2 with reshard", fsdp(True), ours(3)),
+    "deepspeed1": ("DeepSpeed stage 1", deepspeed(1), ours(1)),
+    "deepspeed2": ("DeepSpeed stage 2", deepspeed(2), ours(2)),
+    "deepspeed3": ("DeepSpeed stage 3", deepspeed(3), ours(3)),
 }
+ASKED_FOR = ["local", *(name for name in PAIRS if name.startswith("deepspeed"))]
+"""Pairs that run only where they are named."""
 BARS = {
     2: {"stage0": 1.00, "stage1": 0.97, "stage2": 0.86, "stage3": 0.86},
     4: {"stage0": 1.00, "stage1": 0.97, "stage2": 0.86, "stage3": 0.70},
@@ -262,7 +297,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2)
-    parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=[name for name in PAIRS if name != "local"])
+    parser.add_argument(
+        "--pairs", nargs="+", choices=list(PAIRS), default=[name for name in PAIRS if name not in ASKED_FOR]
+    )
     parser.add_argument("--peak", action="store_true", help="peak bytes instead of time")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
