@@ -63,6 +63,8 @@ class Setting:
                    model's RMSNorm is composed of primitives on the CPU, which keep a float32 input and the normalised
                    input as well, and the statistics of LayerNorm have the compute dtype there
     `selective`    products keep the recipe of their input: norms, the attention core and the activation are made again
+    `ways`         tensor ranks. On a tensor axis query, key and value are views of one product, so that who keeps one
+                   keeps all; the look-up keeps which tokens are its own, the loss exponentials of the compute dtype
     `gathers`      the outputs of norms are gathered along the tokens for their products, which keep them (sequence
                    parallel): no recipe sends them again
     """
@@ -73,6 +75,7 @@ class Setting:
     fused_norms: bool = False
     selective: bool = False
     gathers: bool = False
+    ways: int = 1
 
     @property
     def tokens(self) -> int:
@@ -96,6 +99,9 @@ def saved_bytes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:
 
 
 def _embedding(arch: Arch, setting: Setting) -> Iterator[Saved]:
+    if setting.ways > 1:
+        yield Saved("local", setting.tokens, Role.INDEX)
+        yield Saved("elsewhere", setting.tokens, Role.MASK)
     if arch.embedding_norm:
         yield from _norm(arch, setting, "norm", setting.tokens, arch.hidden)
     yield from _dropout(arch, setting, "dropout")
@@ -104,7 +110,11 @@ def _embedding(arch: Arch, setting: Setting) -> Iterator[Saved]:
 def _head(arch: Arch, setting: Setting) -> Iterator[Saved]:
     yield from _border(arch, setting, "norm")
     yield Saved("norm.output", setting.tokens * arch.hidden)
-    yield Saved("loss.log_probabilities", setting.tokens * arch.vocab, Role.PRECISE)
+    if setting.ways > 1:
+        yield Saved("loss.raised", setting.tokens * arch.vocab)
+        yield Saved("loss.factor", setting.tokens, Role.PRECISE)
+    else:
+        yield Saved("loss.log_probabilities", setting.tokens * arch.vocab, Role.PRECISE)
     yield Saved("loss.weights", 2, Role.PRECISE)  # the kernel's own and the number of trained tokens
 
 
@@ -173,6 +183,8 @@ def _scores(arch: Arch, layer: int, setting: Setting) -> Iterator[Saved]:
     yield Saved("attention.query", tokens * arch.heads * arch.head_dim)
     yield Saved("attention.key", tokens * arch.kv_heads * arch.head_dim)
     yield Saved("attention.value", tokens * arch.kv_heads * arch.value_dim)
+    if setting.ways > 1 and arch.rope is not None and not arch.qk_norm:
+        yield Saved("attention.unrotated", tokens * (arch.heads + arch.kv_heads) * arch.head_dim)
     if setting.masked:
         yield Saved("attention.mask", setting.sequences * sequence**2)
     elif 0 < arch.window(layer) < sequence:

@@ -25,6 +25,9 @@ from meshwright.arch.arithmetic import Operation, OperationKind, operations
 from meshwright.arch.tensors import UnitKind
 from meshwright.config.choices import Dtype
 
+LOSS_CHUNK_ELEMENTS = 1 << 20
+"""Logits of which a vocabulary-parallel loss makes exponentials at a time: what a core's caches hold a good part of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Moments:
@@ -47,12 +50,16 @@ class Gradients:
 def forward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, in_place: bool) -> int:
     """Bytes that a forward holds beyond what it keeps and what leaves it."""
     width = compute.num_bytes
+    hidden, wide = setting.tokens * arch.hidden * width, setting.tokens * arch.ffn * width
     match arch.unit_kind(unit):
         case UnitKind.EMBEDDING:
-            return 0
+            return hidden + _arriving(hidden, setting) if setting.ways > 1 else 0
         case UnitKind.BLOCK:
-            hidden, wide = setting.tokens * arch.hidden * width, setting.tokens * arch.ffn * width
-            return max(wide * (2 if arch.gated else 1), wide + hidden) if setting.selective else hidden
+            last = hidden + _scattered(hidden, setting)
+            return max(wide * (2 if arch.gated else 1), wide + last) if setting.selective else last
+        case UnitKind.HEAD if setting.ways > 1:
+            of_chunk = min(LOSS_CHUNK_ELEMENTS, setting.tokens * arch.vocab) * Role.UPCAST.num_bytes(compute)
+            return of_chunk + (hidden // setting.ways if setting.gathers else 0)
         case UnitKind.HEAD if in_place and width >= 4:
             return 0
         case UnitKind.HEAD:
@@ -62,6 +69,8 @@ def forward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, in_
 def backward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:
     """The fullest moments of a backward that ends in the flat gradient."""
     match arch.unit_kind(unit):
+        case UnitKind.EMBEDDING if setting.ways > 1:  # of the table's own rows, then of all that are stored
+            return Moments(2 * gradients.own, gradients.own)
         case UnitKind.EMBEDDING if gradients.in_place:
             widened = gradients.width != compute.num_bytes
             return Moments(0, setting.tokens * arch.hidden * gradients.width if widened else 0)
@@ -121,8 +130,24 @@ def _selective_block(arch: Arch, setting: Setting, width: int, product: int) -> 
     return Moments(cotangent + again * wide, cotangent + again * wide + max(gradients * wide, product))
 
 
+def _scattered(hidden: int, setting: Setting) -> int:
+    """Beside a sum that is scattered along the tokens: the own chunk of it and what arrives of it."""
+    return hidden // setting.ways + _arriving(hidden, setting) if setting.gathers else 0
+
+
+def _arriving(hidden: int, setting: Setting) -> int:
+    """The own chunk as all other ranks send it, side by side until they are added up."""
+    return hidden // setting.ways * (setting.ways - 1) if setting.gathers else 0
+
+
 def _head(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:
     logits, hidden = setting.tokens * arch.vocab, setting.tokens * arch.hidden * compute.num_bytes
+    if setting.ways > 1:
+        summed = hidden + _scattered(hidden, setting)
+        if not gradients.in_place:
+            return Moments(gradients.own + summed, gradients.own + summed)
+        product = arch.vocab * arch.hidden * compute.num_bytes if gradients.width != compute.num_bytes else 0
+        return Moments(summed, summed + product)
     precise = logits * Role.PRECISE.num_bytes(compute)
     kept = sum(_kept(arch, unit, setting, compute).values())
     at_product = logits * compute.num_bytes - precise  # log-probabilities are gone

@@ -32,17 +32,21 @@ class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self._allocator, self._kernel = memory, kernel
+        self._depth = 0
         self._followed: set[int] = set()
         self._counted: dict[int, tuple[Category, int]] = {}
 
     def __enter__(self) -> StorageWatch:
+        self._depth += 1  # a kernel in an operation's place runs inside the watch once more
         self._allocator.on_event = self._resized
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._allocator.on_event = None
+        self._depth -= 1
+        if not self._depth:
+            self._allocator.on_event = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -21,14 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from meshwright.arch.passing import LOSS_CHUNK_ELEMENTS
 from meshwright.comm.conjugate import scattered, scattered_beside, summed
 from meshwright.comm.custom import begin_sum, gathered, size_of
 from meshwright.model.loss import IGNORED, share
 from meshwright.parallel.runs import token_runs
 
 __all__ = ["loss_forward", "loss_gradient_", "vocabulary_look_up", "vocabulary_loss"]
-
-_CHUNK_ELEMENTS = 1 << 20  # logits of a chunk: what a core's caches hold a good part of
 
 
 def vocabulary_look_up(
@@ -77,7 +76,7 @@ def loss_forward(
     statistics = torch.zeros(3, tokens, dtype=precise, device=x_ND.device)
     statistics[0].fill_(-torch.inf)
     here = _labels_here(labels, first, size)
-    for low, high in token_runs(tokens, size, _CHUNK_ELEMENTS):
+    for low, high in token_runs(tokens, size, LOSS_CHUNK_ELEMENTS):
         logits = torch.mm(x_ND[low:high], weight[:size].t(), out=raised_NV[low:high]).to(precise)
         most, sums, of_label = statistics[:, low:high]
         torch.amax(logits, 1, out=most)
@@ -99,7 +98,7 @@ def loss_gradient_(g: Tensor, labels: Tensor, raised: Tensor, factor: Tensor, he
     first, size = held
     here = _labels_here(labels, first, size)
     weight_N = torch.where(labels == IGNORED, 0, g)
-    for low, high in token_runs(raised.shape[0], size, _CHUNK_ELEMENTS):
+    for low, high in token_runs(raised.shape[0], size, LOSS_CHUNK_ELEMENTS):
         chunk = raised[low:high]
         chunk.mul_((factor[low:high] * weight_N[low:high]).to(raised.dtype)[:, None])
         taken = torch.where(here[low:high] < 0, 0, -weight_N[low:high])

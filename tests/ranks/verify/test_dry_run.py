@@ -123,6 +123,17 @@ def test_a_wrong_program_is_seen_by_a_dry_run(monkeypatch: pytest.MonkeyPatch) -
     assert sum(event.change for event in dry.expected.events) == 0
 
 
+@pytest.mark.parametrize("degrees", [{"dp": 2}, {"tp": 2}])
+def test_every_gradient_is_seen_to_come_and_go(degrees: dict[str, int]) -> None:
+    """Kernels that hold a collective run inside the watch once more: it went blind for the allocator after the first."""
+    dry = dry_run(case("", **degrees).plan)
+    for timeline in (dry.timeline, dry.expected):
+        changes = [event.change for event in timeline.events if event.category is Category.GRADIENTS]
+        assert sum(changes) == 0
+        assert max(changes) > 0
+    assert dry.timeline.largest[Category.GRADIENTS] == dry.expected.largest[Category.GRADIENTS]
+
+
 def test_any_rank_of_any_world() -> None:
     plan = case("", dp=24, pp=2, zero=3, micro=1, accumulation=2).plan
     for rank in (0, 23, 24, 47):

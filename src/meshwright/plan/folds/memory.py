@@ -246,7 +246,8 @@ class _Sizes:
         masked = plan.data.documents is Documents.MASKED
         selective = plan.execution.recompute is Recompute.SELECTIVE
         fused = fused_norms or (plan.arch.norm is Norm.RMS and not plan.execution.compile)
-        self._setting = Setting(plan.batch.micro, sequence, masked, fused, selective, plan.execution.sequence)
+        gathers, ways = plan.execution.sequence, plan.degrees.tp
+        self._setting = Setting(plan.batch.micro, sequence, masked, fused, selective, gathers, ways)
         self._arch = _narrowed(plan)
         self._in_place = not plan.execution.compile
         self._hidden = border_elements(plan) * self._compute
@@ -312,7 +313,7 @@ class _Sizes:
 
     def _graph(self, unit: int) -> Sizes:
         sizes = dict.fromkeys((Category.ACTIVATIONS, Category.LOGITS), 0)
-        ways = self._plan.degrees.tp if self._plan.execution.sequence else 1
+        ways = self._setting.ways if self._setting.gathers else 1
         for each in saved(self._arch, unit, self._setting):
             category = Category.LOGITS if each.name.startswith("loss.") else Category.ACTIVATIONS
             elements = each.elements // ways if _of_the_stream(each.name) else each.elements
