@@ -96,16 +96,31 @@ def test_all_of_them(pp: int, schedule: Schedule) -> None:
     ]
     losses = run_cases(equals_one_process, pp, cases, timeout=1500)
     assert all(rank == losses[0] for rank in losses)
-    if pp == 2:
-        replicas = [
-            Pipelined(schedule, 2, micros, chunks, dp=2, zero=zero, tied=tied, recompute=recompute, reshard=reshard)
-            for micros in (1, 2, 3, 5, 8)
-            for zero in range(4)
-            for tied in (False, True)
-            for recompute in (Recompute.NONE, Recompute.FULL)
-            for reshard in ((True, False) if zero == 3 else (True,))
-        ]
-        run_cases(equals_one_process, 4, replicas, timeout=1500)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("schedule", Schedule)
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_all_of_them_with_replicas_and_with_tensor_parallelism(pp: int, schedule: Schedule) -> None:
+    chunks = CHUNKS.get(schedule, 1)
+    recomputed = (Recompute.NONE, Recompute.FULL) if pp == 2 else (Recompute.NONE,)
+    replicas = [
+        Pipelined(schedule, pp, micros, chunks, dp=2, zero=zero, tied=tied, recompute=recompute, reshard=reshard)
+        for micros in (1, 2, 3, 5, 8)
+        for zero in range(4)
+        for tied in (False, True)
+        for recompute in recomputed
+        for reshard in ((True, False) if zero == 3 and pp == 2 else (True,))
+    ]
+    tensors = [
+        Pipelined(schedule, pp, micros, chunks, tp=2, sequence=sequence, tied=tied)
+        for micros in (1, 2, 3, 5, 8)
+        for sequence in (False, True)
+        for tied in (False, True)
+    ]
+    losses = run_cases(equals_one_process, 2 * pp, replicas + tensors, timeout=2900)
+    assert all(rank == losses[0] for rank in losses)
 
 
 def weights_by_stage(stage: int, stages: int, micros: int, chunks: int) -> tuple[Slot, ...]:

@@ -202,7 +202,7 @@ def everything(tp: int, dp: int) -> list[Case]:
 
 @pytest.mark.prove
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("tp", "dp"), [(2, 1), (3, 1), (4, 1), (8, 1), (2, 2), (3, 2), (4, 2)])
+@pytest.mark.parametrize(("tp", "dp"), [(2, 1), (3, 1), (4, 1), (8, 1), (2, 2), (3, 2), (4, 2), (8, 2)])
 def test_every_legal_combination_equals_one_process(tp: int, dp: int) -> None:
     run_cases(equals_one_process, tp * dp, everything(tp, dp), timeout=3500)
 

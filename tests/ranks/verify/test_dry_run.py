@@ -125,7 +125,7 @@ def test_a_wrong_program_is_seen_by_a_dry_run(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("degrees", [{"dp": 2}, {"tp": 2}])
 def test_every_gradient_is_seen_to_come_and_go(degrees: dict[str, int]) -> None:
-    """Kernels that hold a collective run inside the watch once more: it went blind for the allocator after the first."""
+    """Kernels that hold a collective run inside the watch once more; after the first it was blind for the allocator."""
     dry = dry_run(case("", **degrees).plan)
     for timeline in (dry.timeline, dry.expected):
         changes = [event.change for event in timeline.events if event.category is Category.GRADIENTS]
