@@ -1,13 +1,12 @@
 """Checkpoints beside torch.distributed.checkpoint: the same 1 GB, the same two ranks, the same folder.
 
     python benchmarks/checkpoint.py                       5 rounds
+    python benchmarks/checkpoint.py --pairs load          one of them
     python benchmarks/checkpoint.py --json FILE           the figures as JSON too
     chrt -r 20 python benchmarks/checkpoint.py            where others use the machine: ahead of them, not beside them
 
 The state: weights and both moments of AdamW of 82 million parameters in float32, sharded over two ranks (ours: ZeRO-3;
-theirs: DTensors cut along dim 0). Both sides live in one launch and take turns. Wall seconds are the slower rank's;
-CPU seconds (`time.process_time`: all threads and the kernel) are the mean over ranks, and hold where others use the
-machine too. A figure is the median over rounds, a ratio the median of the rounds' ratios, ours / theirs.
+theirs: DTensors cut along dim 0). Clock and figures are those of `pairs.py`, but wall seconds are the slower rank's.
 
     save      until the checkpoint is on disk, flushed (both sides flush)
     blocked   how long an asynchronous save keeps the step
@@ -19,15 +18,7 @@ Ours verifies a digest of every block and a fingerprint of every tensor at save 
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
-import os
-import platform
-import shlex
 import shutil
-import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -38,7 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing
+from pairs import Report, Seconds, catalogue, launch, parser, summarise
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -49,7 +40,6 @@ from meshwright.checkpoint.saver import Progress, Saver
 from meshwright.checkpoint.state import shapes, total_bytes
 from meshwright.comm.agree import Side
 from meshwright.comm.mesh import Mesh
-from meshwright.launch.rank import prepare
 from meshwright.layout.axes import Degrees
 from meshwright.parallel.engine import Engine
 from meshwright.plan import plan as plans
@@ -80,8 +70,6 @@ def plan_of(degrees: Degrees, zero: int) -> plans.Plan:
 
 
 class Ours:
-    name = "meshwright"
-
     def __init__(self, root: Path) -> None:
         self._root, self._side = root / "ours", Side()
         saved, other = plan_of(Degrees(dp=WORLD), 3), plan_of(Degrees(tp=WORLD), 0)
@@ -122,8 +110,6 @@ class Ours:
 
 
 class Theirs:
-    name = "torch.distributed.checkpoint"
-
     def __init__(self, root: Path) -> None:
         self._root, self._step = root / "theirs", 0
         self._root.mkdir(exist_ok=True)
@@ -181,85 +167,34 @@ def timed(action: Callable[[], object]) -> tuple[float, float]:
     return float(slower[0]), float(total[1]) / WORLD
 
 
-_SCHEDULING = {
-    os.SCHED_OTHER: "ordinary",
-    os.SCHED_RR: "round robin in real time: other processes of the machine yield to both sides alike",
-}
-
-
-def _machine() -> str:
-    model = ""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
-    return f"{model or platform.machine()}, {os.cpu_count()} cores; files in the page cache"
-
-
-MEASURES = ("save", "blocked", "load", "reshard")
-
-
-def rank_main(rank: int, folder: str, rounds: int, out: str) -> None:
-    prepare(num_threads=1)
+def measure(rank: int, ranks: int, folder: str, pairs: list[str], rounds: int, warm_up: int) -> dict[str, Seconds]:
+    """pair -> the seconds of both sides in every round, which all ranks agree on."""
     warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
-    sides = [Ours(Path(folder)), Theirs(Path(folder))]
-    seconds: dict[str, dict[str, list[tuple[float, float]]]] = {
-        name: {side.name: [] for side in sides} for name in MEASURES
-    }
-    for number in range(rounds + 1):  # the first warms up
-        for side in sides if number % 2 else reversed(sides):
-            for name in MEASURES:
-                taken = getattr(side, name)()
-                if number:
-                    seconds[name][side.name].append(taken)
-    if rank == 0:
-        Path(out).write_text(json.dumps(seconds))
-    dist.barrier()
-    dist.destroy_process_group()
+    sides: dict[str, Ours | Theirs] = {"ours": Ours(Path(folder)), "theirs": Theirs(Path(folder))}
+    seconds: dict[str, Seconds] = {pair: {side: {"wall": [], "cpu": []} for side in sides} for pair in pairs}
+    nothing_saved = {"save", "blocked"}.isdisjoint(pairs)
+    for number in range(warm_up + rounds):
+        for name in list(sides) if number % 2 else reversed(list(sides)):
+            if nothing_saved and not number:
+                sides[name].save()
+            for pair in pairs:
+                wall, cpu = getattr(sides[name], pair)()
+                if number >= warm_up:
+                    seconds[pair][name]["wall"].append(wall)
+                    seconds[pair][name]["cpu"].append(cpu)
+    return seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", metavar="FILE")
-    arguments = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
-        out = str(Path(folder) / "figures.json")
-        torch.multiprocessing.spawn(rank_main, (folder, arguments.rounds, out), WORLD)
-        seconds = json.loads(Path(out).read_text())
+    asked = parser("checkpoint", __doc__, warm_up=1).parse_args()
+    asked.pairs.sort(key=list(catalogue("checkpoint")).index)  # a load reads what a save of its round wrote
+    report = Report("checkpoint", asked)
     num_bytes = total_bytes(plan_of(Degrees(dp=WORLD), 3))
-    figures: dict[str, Any] = {}
-    print(f"{num_bytes / 1e9:.2f} GB, {WORLD} ranks, {arguments.rounds} rounds, torch {torch.__version__}")
-    print(f"{'':10}{'':6}{'ours s':>10}{'theirs s':>10}{'ratio':>8}   (rounds)")
-    for name, taken in seconds.items():
-        for place, clock in enumerate(("wall", "cpu")):
-            ours, theirs = ([pair[place] for pair in taken[side]] for side in (Ours.name, Theirs.name))
-            ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-            row = {
-                "ours_s": statistics.median(ours),
-                "theirs_s": statistics.median(theirs),
-                "ratio": statistics.median(ratios),
-                "ratios": ratios,
-            }
-            figures.setdefault(name, {})[clock] = row
-            shown = " ".join(f"{ratio:.2f}" for ratio in ratios)
-            print(f"{name:10}{clock:6}{row['ours_s']:10.3f}{row['theirs_s']:10.3f}{row['ratio']:8.2f}   {shown}")
-    if arguments.json:
-        value = {
-            "bytes": num_bytes,
-            "ranks": WORLD,
-            "rounds": arguments.rounds,
-            "torch": torch.__version__,
-            "machine": _machine(),
-            "command": f"python {shlex.join(sys.argv)}",
-            "scheduling": _SCHEDULING.get(os.sched_getscheduler(0), "another"),
-            "load": os.getloadavg(),
-            "figures": figures,
-        }
-        with contextlib.suppress(FileExistsError):
-            Path(arguments.json).parent.mkdir(parents=True)
-        Path(arguments.json).write_text(json.dumps(value, indent=1) + "\n")
+    print(f"{num_bytes / 1e9:.2f} GB, files in the page cache", flush=True)
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
+        results = launch(WORLD, measure, folder, asked.pairs, asked.rounds, asked.warm_up)
+    for pair in asked.pairs:
+        report.pair(pair, WORLD, {**summarise([rank[pair] for rank in results]), "bytes": num_bytes})
 
 
 if __name__ == "__main__":

@@ -2,89 +2,88 @@
 
     python benchmarks/offload.py [--rounds 5] [--folder DIR] [--json FILE]
 
-Shape, batch and method of benchmarks/zero.py: all sides of a launch take steps in turn. "Device" is what the program's
-allocator holds between steps, and at most; on a CPU host memory is the same silicon, so the saving is one of accounting
-and the slowdown that of copying; beside a GPU both are real. Disk is a memory-mapped file in --folder.
+The step is that of `workload.py`, the clock and the figures those of `pairs.py`: all sides of a launch take steps in
+turn. "Device" is what the program's allocator holds between steps, and at most; on a CPU host memory is the same
+silicon, so the saving is one of accounting and the slowdown that of copying; beside a GPU both are real. Disk is a
+memory-mapped file in --folder.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import tempfile
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-from zero import ARCH, RATE, batches, hardware, launch, plan_of
+from pairs import Report, Step, launch, parser, summarise, take_turns
+from workload import RATE, SEQUENCES, batch, plan_of
 
 from meshwright.comm.mesh import Mesh
 from meshwright.config.choices import Offload
+from meshwright.data.batch import Batch
+from meshwright.layout.axes import Degrees
 from meshwright.parallel.engine import Engine
-from meshwright.plan.plan import Execution
+from meshwright.plan.plan import Execution, Sharding
+
+KINDS = {"optimizer": (1, Offload.OPTIMIZER), "parameters": (3, Offload.PARAMS)}
+"""What is offloaded -> (stage, the plan's word)."""
+KEPT = {f"{kind}-memory": f"{kind}-kept" for kind in KINDS} | {f"{kind}-disk": f"{kind}-kept" for kind in KINDS}
+"""pair -> the side it is compared with."""
 
 
-def measure(rank: int, ranks: int, folder: str, rounds: int) -> dict[str, Any]:
-    """Seconds of each round, and bytes, of every place."""
+def execution(kind: str, place: str, folder: str) -> Execution:
+    if place == "kept":
+        return Execution()
+    if place == "memory":
+        return Execution(offload=KINDS[kind][1])
+    return Execution(offload=KINDS[kind][1], offload_to=folder)
+
+
+def measure(rank: int, ranks: int, sides: list[str], folder: str, rounds: int, warm_up: int) -> dict[str, Any]:
+    """Seconds of each round, and bytes, of every side."""
     mesh = Mesh(dp=ranks).start()
-    sides = {
-        "optimizer here, stage 1": (1, Execution()),
-        "optimizer to memory, stage 1": (1, Execution(offload=Offload.OPTIMIZER)),
-        "optimizer to disk, stage 1": (1, Execution(offload=Offload.OPTIMIZER, offload_to=folder)),
-        "parameters here, stage 3": (3, Execution()),
-        "parameters to memory, stage 3": (3, Execution(offload=Offload.PARAMS)),
-        "parameters to disk, stage 3": (3, Execution(offload=Offload.PARAMS, offload_to=folder)),
-    }
-    engines = {
-        name: Engine(replace(plan_of(ranks, zero, True), execution=execution), mesh)
-        for name, (zero, execution) in sides.items()
-    }
-    out: dict[str, Any] = {name: {"cpu": [], "wall": []} for name in sides}
-    for number in range(rounds + 1):
-        for name, engine in engines.items():
-            engine.allocator.reset_peak()
-            dist.barrier()
-            wall, cpu = time.perf_counter(), time.process_time()
-            engine.step(batches(rank, ranks, number), RATE)
-            if number:
-                out[name]["cpu"].append(time.process_time() - cpu)
-                out[name]["wall"].append(time.perf_counter() - wall)
-    for name, engine in engines.items():
-        out[name] |= {"between_bytes": engine.allocator.total, "peak_bytes": engine.allocator.peak}
-    return out
+    engines = {}
+    for side in sides:
+        kind, _, place = side.partition("-")
+        sharding, away = Sharding(KINDS[kind][0]), execution(kind, place, folder)
+        engines[side] = Engine(plan_of(Degrees(dp=ranks), SEQUENCES // ranks, sharding, execution=away), mesh)
+    steps = {side: step_of(engine) for side, engine in engines.items()}
+    taken: dict[str, Any] = take_turns(steps, lambda number: batch(number).part(rank, ranks), rounds, warm_up)
+    for side, engine in engines.items():
+        taken[side] |= {"between_bytes": engine.allocator.total, "peak_bytes": engine.allocator.peak}
+    return taken
+
+
+def step_of(engine: Engine) -> Step:
+    def step(batch: Batch) -> float:
+        engine.allocator.reset_peak()
+        return engine.step(batch, RATE).loss
+
+    return step
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    arguments = parser("offload", __doc__, warm_up=1)
+    arguments.add_argument("--ranks", type=int, default=2)
+    arguments.add_argument("--folder", type=Path, help="where files of the disk go")
+    asked = arguments.parse_args()
+    report = Report("offload", asked)
+    sides = list(dict.fromkeys(side for pair in asked.pairs for side in (KEPT[pair], pair)))
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-        results = launch(asked.ranks, measure, folder, asked.rounds)
-    report: dict[str, Any] = {"hardware": hardware(), "ranks": asked.ranks, "layers": ARCH.layers, "places": {}}
-    base: dict[str, float] = {}
-    for name in results[0]:
-        row = {
-            kind: statistics.median(
-                statistics.mean(rank[name][kind][i] for rank in results) for i in range(asked.rounds)
-            )
-            for kind in ("cpu", "wall")
-        }
-        row |= {kind: max(rank[name][kind] for rank in results) for kind in ("between_bytes", "peak_bytes")}
-        base = row if " here, " in name else base
-        report["places"][name] = {**row, **{f"{kind}_ratio": row[kind] / base[kind] for kind in ("cpu", "wall")}}
-        print(
-            f"{name:32} CPU {row['cpu']:.3f} s ({row['cpu'] / base['cpu']:.3f}), wall {row['wall']:.3f} s "
-            f"({row['wall'] / base['wall']:.3f}); device {row['between_bytes'] / 2**20:.0f} MiB between steps, "
-            f"{row['peak_bytes'] / 2**20:.0f} MiB at most"
+        results = launch(asked.ranks, measure, sides, folder, asked.rounds, asked.warm_up)
+    bytes_of = {
+        side: {kind: max(rank[side][kind] for rank in results) for kind in ("between_bytes", "peak_bytes")}
+        for side in sides
+    }
+    for pair in asked.pairs:
+        here, away = ({kind: n / 2**20 for kind, n in bytes_of[side].items()} for side in (KEPT[pair], pair))
+        more = (
+            f"; device {away['between_bytes']:.0f} MiB between steps ({here['between_bytes']:.0f} kept), "
+            f"{away['peak_bytes']:.0f} MiB at most ({here['peak_bytes']:.0f})"
         )
-    if asked.json:
-        asked.json.write_text(json.dumps(report, indent=1) + "\n")
+        figures = summarise(results, ours=pair, theirs=KEPT[pair])
+        figures |= {f"ours_{kind}": n for kind, n in bytes_of[pair].items()}
+        figures |= {f"theirs_{kind}": n for kind, n in bytes_of[KEPT[pair]].items()}
+        report.pair(pair, asked.ranks, figures, more)
 
 
 if __name__ == "__main__":

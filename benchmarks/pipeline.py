@@ -5,9 +5,9 @@
     python benchmarks/pipeline.py --timeline                 bubbles: measured, and simulated with measured times
     python benchmarks/pipeline.py --json FILE                the figures as JSON too
 
-Model, batch, clock and figures are those of `benchmarks/zero.py`: both sides of a pair in one launch, in turn. A step
-has 8 micro-batches of one sequence (4 on each of two replicas). The peer is the same decoder cut into the same stages,
-its loss divided by the tokens of the batch, so that it need not scale gradients.
+The step is that of `workload.py`, the clock and the figures those of `pairs.py`. A step has 8 micro-batches of one
+sequence (4 on each of two replicas). The peer is the same decoder cut into the same stages, its loss divided by the
+tokens of the batch, so that it need not scale gradients.
 
     1f1b     2 ranks                 Schedule1F1B
     zb-v     2 ranks                 ScheduleZBVZeroBubble
@@ -17,21 +17,19 @@ its loss divided by the tokens of the batch, so that it need not scale gradients
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from pairs import Report, Seconds, Step, catalogue, launch, losses_told, parser, summarise, take_turns
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
-from zero import ARCH, LENGTH, OPTIMIZER, RATE, SEQUENCES, Step, adamw, hardware, launch, summarise
+from workload import ARCH, LENGTH, RATE, SEQUENCES, adamw, batch
+from workload import plan_of as plan_on
 
 from meshwright.comm.mesh import Mesh
 from meshwright.config.choices import Schedule
@@ -46,7 +44,6 @@ from meshwright.plan.folds.simulate import Span
 from meshwright.plan.folds.timeline import measured_durations, measured_timeline, planned_timeline
 from meshwright.plan.program import program
 from meshwright.plan.resolve import unit_flops
-from meshwright.plan.rules import canonical
 from meshwright.plan.stages import balanced, owner_of, place, virtual_stages
 from meshwright.report.schedule import draw_svg
 
@@ -59,23 +56,8 @@ def plan_of(schedule: Schedule, dp: int = 1, zero: int = 0, pp: int = 2) -> plan
     owners = [owner_of(schedule, pp, virtual)[0] for virtual in range(pp * chunks)]
     blocks = [cost(unit) for unit in range(1, ARCH.layers + 1)]
     stages = balanced(blocks, cost(0), cost(ARCH.head_unit), pp * chunks, owners)
-    return canonical(
-        plans.Plan(
-            name="benchmark",
-            seed=0,
-            arch=ARCH,
-            start=plans.Start(),
-            data=plans.Data(sequence_length=LENGTH),
-            batch=plans.Batch(SEQUENCES, 1),
-            optimizer=OPTIMIZER,
-            precision=plans.Precision(),
-            degrees=Degrees(dp=dp, pp=pp),
-            sharding=plans.Sharding(zero),
-            pipeline=plans.Pipeline(schedule, chunks, stages),
-            context=plans.ContextSplit(),
-            execution=plans.Execution(),
-        )
-    )
+    pipeline = plans.Pipeline(schedule, chunks, stages)
+    return plan_on(Degrees(dp=dp, pp=pp), 1, plans.Sharding(zero), pipeline)
 
 
 def ours(schedule: Schedule, dp: int = 1, zero: int = 0) -> Callable[[], Step]:
@@ -146,43 +128,18 @@ def pipelining(schedule: Schedule, dp: int = 1) -> Callable[[], Step]:
     return build
 
 
-PAIRS: dict[str, tuple[int, int, str, Callable[[], Step], Callable[[], Step]]] = {
-    "1f1b": (2, 1, "Schedule1F1B", pipelining(Schedule.ONE_F_ONE_B), ours(Schedule.ONE_F_ONE_B)),
-    "zb-v": (2, 1, "ScheduleZBVZeroBubble", pipelining(Schedule.ZB_V), ours(Schedule.ZB_V)),
-    "dp2pp2": (4, 2, "Schedule1F1B over FSDP2", pipelining(Schedule.ONE_F_ONE_B, 2), ours(Schedule.ONE_F_ONE_B, 2, 1)),
+PAIRS: dict[str, tuple[int, Callable[[], Step], Callable[[], Step]]] = {
+    "1f1b": (1, pipelining(Schedule.ONE_F_ONE_B), ours(Schedule.ONE_F_ONE_B)),
+    "zb-v": (1, pipelining(Schedule.ZB_V), ours(Schedule.ZB_V)),
+    "dp2pp2": (2, pipelining(Schedule.ONE_F_ONE_B, 2), ours(Schedule.ONE_F_ONE_B, 2, 1)),
 }
-"""name -> (ranks, dp, peer, theirs, ours)."""
-
-BARS = {"1f1b": 0.95, "zb-v": 0.95, "dp2pp2": 0.92}
-"""What the ratio of CPU seconds may be at most."""
+"""name -> (dp, theirs, ours), built on every rank."""
 
 
-def batches(rank: int, dp: int, number: int) -> Batch:
-    generator = torch.Generator().manual_seed(number)
-    tokens = torch.randint(0, ARCH.vocab, (SEQUENCES, LENGTH + 1), generator=generator).numpy()
-    samples = torch.arange(SEQUENCES).numpy()
-    whole = Batch(tokens[:, :-1].copy(), tokens[:, 1:].copy(), whole_rows(number, samples, LENGTH, None))
-    return whole.part(rank % dp, dp)  # stages outermost
-
-
-def measure_pair(rank: int, ranks: int, pair: str, rounds: int, warm_up: int) -> dict[str, Any]:
-    """CPU and wall seconds of every round on this rank."""
-    _, dp, _, theirs, mine = PAIRS[pair]
+def measure_pair(rank: int, ranks: int, pair: str, rounds: int, warm_up: int) -> Seconds:
+    dp, theirs, mine = PAIRS[pair]
     sides = {"theirs": theirs(), "ours": mine()}
-    out: dict[str, Any] = {name: {"cpu": [], "wall": [], "loss": []} for name in sides}
-    for number in range(warm_up + rounds):
-        batch = batches(rank, dp, number)
-        for name in list(sides) if number % 2 == 0 else reversed(list(sides)):
-            gc.collect()
-            dist.barrier()
-            wall, cpu = time.perf_counter(), time.process_time()
-            loss = sides[name](batch)
-            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-            dist.barrier()
-            if number >= warm_up:
-                for key, value in (("cpu", cpu), ("wall", wall), ("loss", loss)):
-                    out[name][key].append(value)
-    return out
+    return take_turns(sides, lambda number: batch(number).part(rank % dp, dp), rounds, warm_up)  # stages outermost
 
 
 def measure_spans(rank: int, ranks: int, schedule: str, rounds: int, warm_up: int) -> list[list[tuple[float, float]]]:
@@ -191,9 +148,9 @@ def measure_spans(rank: int, ranks: int, schedule: str, rounds: int, warm_up: in
     engine = Engine(plan, Mesh.of(plan).start())
     out = []
     for number in range(warm_up + rounds):
-        batch = batches(rank, 1, number)
+        whole = batch(number)
         dist.barrier()
-        _, spans = recorded(engine, lambda batch=batch: engine.step(batch, RATE))  # type: ignore[misc]
+        _, spans = recorded(engine, lambda whole=whole: engine.step(whole, RATE))  # type: ignore[misc]
         if number >= warm_up:
             out.append([(span.start, span.end) for span in spans])
     return out
@@ -224,49 +181,30 @@ def compare_timelines(schedule: Schedule, ranks: int, rounds: int, warm_up: int,
     }
 
 
-def compare_pair(pair: str, rounds: int, warm_up: int) -> dict[str, Any]:
-    ranks, _, peer, *_ = PAIRS[pair]
-    results = launch(ranks, measure_pair, pair, rounds, warm_up)
-    figures = summarise(results)
-    losses = {"theirs": sum(rank["theirs"]["loss"][-1] for rank in results) / PAIRS[pair][1]}
-    losses["ours"] = results[0]["ours"]["loss"][-1]
-    print(
-        f"{pair}: CPU {figures['ours_cpu_seconds']:.3f} s, {peer} {figures['theirs_cpu_seconds']:.3f} s, "
-        f"ratio {figures['cpu_ratio']:.3f} ({figures['cpu_ratio_low']:.3f} .. {figures['cpu_ratio_high']:.3f}, "
-        f"bar {BARS[pair]:.2f}), wall ratio {figures['wall_ratio']:.3f}, "
-        f"last loss {losses['ours']:.6f} / {losses['theirs']:.6f}",
-        flush=True,
-    )
-    return {"peer": peer, "ranks": ranks, **figures, "last_loss": losses}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm-up", type=int, default=2)
-    parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=list(PAIRS))
-    parser.add_argument("--timeline", action="store_true", help="bubbles of our schedules instead of pairs")
-    parser.add_argument("--schedules", nargs="+", type=Schedule, default=list(Schedule))
-    parser.add_argument("--ranks", type=int, default=2, help="stages of --timeline")
-    parser.add_argument("--svg", type=Path, help="a folder for pictures of --timeline")
-    parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    report: dict[str, Any] = {"hardware": hardware(), "rounds": asked.rounds}
-    print(hardware())
+    arguments = parser("pipeline", __doc__)
+    arguments.add_argument("--timeline", action="store_true", help="bubbles of our schedules instead of pairs")
+    arguments.add_argument("--schedules", nargs="+", type=Schedule, default=list(Schedule))
+    arguments.add_argument("--ranks", type=int, default=2, help="stages of --timeline")
+    arguments.add_argument("--svg", type=Path, help="a folder for pictures of --timeline")
+    asked = arguments.parse_args()
+    report = Report("pipeline", asked)
     if asked.timeline:
-        report["timelines"] = {}
         for schedule in asked.schedules:
             found = compare_timelines(schedule, asked.ranks, asked.rounds, asked.warm_up, asked.svg)
-            report["timelines"][schedule.value] = found
             print(
                 f"{schedule} {found['stages']}: {found['measured_seconds']:.3f} s, bubble "
                 f"{found['measured_bubble']:.3f} measured, {found['simulated_bubble']:.3f} simulated",
                 flush=True,
             )
-    else:
-        report["pairs"] = {pair: compare_pair(pair, asked.rounds, asked.warm_up) for pair in asked.pairs}
-    if asked.json:
-        asked.json.write_text(json.dumps(report, indent=1) + "\n")
+            report.add("timelines", schedule.value, found)
+        return
+    for pair in asked.pairs:
+        ranks = catalogue("pipeline")[pair]["ranks"][0]
+        results = launch(ranks, measure_pair, pair, asked.rounds, asked.warm_up)
+        theirs = sum(rank["theirs"]["loss"][-1] for rank in results) / PAIRS[pair][0]  # the last stage alone has it
+        losses = {"theirs": theirs, "ours": results[0]["ours"]["loss"][-1]}
+        report.pair(pair, ranks, {**summarise(results), "last_loss": losses}, losses_told(losses))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     python -m benchmarks.price --write         replace the tables in docs/pricing.md
     python -m benchmarks.price --points 1000   random layouts for the agreement (slow: about 0.1 s each)
     python -m benchmarks.price --only speed    one table; agreement and speed are kept in benchmarks/results/price.json
+    python -m benchmarks.price --json FILE     tables and figures there, and nothing kept
 
 Run in the repository's root. No GPU is needed.
 """
@@ -143,7 +144,7 @@ def real() -> Iterator[str]:
                       "reserved, GB", "fits"), rows)  # fmt: skip
 
 
-def agreement(count: int) -> Iterator[str]:
+def agreement(count: int, figures: dict[str, Any]) -> Iterator[str]:
     """Closed forms against the simulated program on random layouts: where they are used, and everywhere."""
     rows, kept = [], {}
     for zeros in ((0, 1), (2, 3)):
@@ -159,17 +160,17 @@ def agreement(count: int) -> Iterator[str]:
             rows.append((told, str(len(some)), f"{100 * np.median(some):.2f} %",
                          f"{100 * np.mean(some <= 0.01):.1f} %", f"{100 * max(some):.1f} %"))  # fmt: skip
             kept[told] = {"layouts": len(some), "within_1_percent": float(np.mean(some <= 0.01)), "worst": max(some)}
-    keep("agreement", kept)
+    figures["agreement"] = kept
     yield from table(("", "layouts", "median", "within 1 %", "worst"), rows)
 
 
-def keep(name: str, figures: dict[str, Any]) -> None:
+def keep(figures: dict[str, Any]) -> None:
     """Beside the other results."""
     every = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(every | {name: figures}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(every | figures, indent=1) + "\n")
 
 
-def speed() -> Iterator[str]:
+def speed(figures: dict[str, Any]) -> Iterator[str]:
     """Layouts a second on one core, best of three, processor time."""
     target = ask("model.preset=gpt3-175b", "data.sequence_length=2048", "mesh.dp=1", "batch.global=8", "batch.micro=1",
                  "precision.compute=bfloat16", cluster="h100-sxm").target  # fmt: skip
@@ -179,8 +180,10 @@ def speed() -> Iterator[str]:
         begin = time.process_time()
         estimate(target, many)
         seconds.append(time.process_time() - begin)
-    keep("speed", {"layouts": len(many), "processor_seconds": min(seconds), "cores": 1, "best_of": len(seconds),
-                   "layouts_per_second": round(len(many) / min(seconds)), "priority": PRIORITY})  # fmt: skip
+    figures["speed"] = {
+        "layouts": len(many), "processor_seconds": min(seconds), "cores": 1, "best_of": len(seconds),
+        "layouts_per_second": round(len(many) / min(seconds)), "priority": PRIORITY,
+    }  # fmt: skip
     yield f"1,000,000 layouts of 4,096 devices: {min(seconds):.2f} s, {len(many) / min(seconds):,.0f} a second."
 
 
@@ -200,16 +203,23 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="replace the tables in docs/pricing.md")
     parser.add_argument("--only", nargs="+", metavar="TABLE", help="runs memory constants real agreement speed")
     parser.add_argument("--points", type=int, default=200, metavar="N", help="random layouts for the agreement")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write tables and figures there, and keep nothing")
     arguments = parser.parse_args()
+    figures: dict[str, Any] = {}
+    tables: dict[str, str] = {}
     parts: dict[str, Callable[[], Iterator[str]]] = {
         "runs": runs, "memory": memory, "constants": constants, "real": real,
-        "agreement": lambda: agreement(arguments.points), "speed": speed,
+        "agreement": lambda: agreement(arguments.points, figures), "speed": lambda: speed(figures),
     }  # fmt: skip
     for name, part in parts.items():
         if arguments.only and name not in arguments.only:
             continue
-        lines = "\n".join(part())
+        lines = tables[name] = "\n".join(part())
         print(f"{name}\n{lines}\n", flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps({"tables": tables, "figures": figures}, indent=1) + "\n")
+        elif name in figures:
+            keep(figures)
         if arguments.write:
             text, block = DOCS.read_text(), _block(name)
             DOCS.write_text(block.sub(lambda match, lines=lines: f"{match[1]}{lines}{match[3]}", text))

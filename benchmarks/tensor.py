@@ -4,9 +4,9 @@
     python benchmarks/tensor.py --pairs tp2           one of them
     python benchmarks/tensor.py --json FILE           the figures as JSON too
 
-Model, batch, clock and figures are those of `benchmarks/zero.py`: both sides of a pair in one launch, in turn. The
-peer is the same decoder, its linears parallelised by `parallelize_module` as PyTorch's tutorial does it, with
-`loss_parallel`; under sequence parallel its norms hold a share of the tokens.
+The step is that of `workload.py`, the clock and the figures those of `pairs.py`. The peer is the same decoder, its
+linears parallelised by `parallelize_module` as PyTorch's tutorial does it, with `loss_parallel`; under sequence
+parallel its norms hold a share of the tokens.
 
     tp2     2 ranks, tensor                           DTensor
     tp2sp   2 ranks, tensor and sequence              DTensor with SequenceParallel
@@ -15,16 +15,11 @@ peer is the same decoder, its linears parallelised by `parallelize_module` as Py
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from pairs import Report, Seconds, Step, catalogue, launch, losses_told, parser, summarise, take_turns
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -37,38 +32,20 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
-from zero import ARCH, LENGTH, OPTIMIZER, RATE, SEQUENCES, Step, adamw, hardware, launch, summarise
+from workload import ARCH, RATE, SEQUENCES, adamw, batch, plan_of
 
 from meshwright.comm.mesh import Mesh
 from meshwright.data.batch import Batch
 from meshwright.layout.axes import Degrees
-from meshwright.layout.rows import whole_rows
 from meshwright.model import build_decoder, initialise, rows_to_torch
 from meshwright.parallel.engine import Engine
-from meshwright.plan import plan as plans
-from meshwright.plan.rules import canonical
+from meshwright.plan.plan import Execution, Sharding
 
 
 def ours(tp: int, sequence: bool, dp: int = 1, zero: int = 0) -> Callable[[], Step]:
-    plan = canonical(
-        plans.Plan(
-            name="benchmark",
-            seed=0,
-            arch=ARCH,
-            start=plans.Start(),
-            data=plans.Data(sequence_length=LENGTH),
-            batch=plans.Batch(SEQUENCES, SEQUENCES // dp),
-            optimizer=OPTIMIZER,
-            precision=plans.Precision(),
-            degrees=Degrees(dp=dp, tp=tp),
-            sharding=plans.Sharding(zero),
-            pipeline=plans.Pipeline(stages=(ARCH.layers,)),
-            context=plans.ContextSplit(),
-            execution=plans.Execution(sequence=sequence),
-        )
-    )
-
     def build() -> Step:
+        execution = Execution(sequence=sequence)
+        plan = plan_of(Degrees(dp=dp, tp=tp), SEQUENCES // dp, Sharding(zero), execution=execution)
         engine = Engine(plan, Mesh.of(plan).start())
         return lambda batch: engine.step(batch, RATE).loss
 
@@ -155,69 +132,29 @@ def dtensor(tp: int, sequence: bool, dp: int = 1) -> Callable[[], Step]:
     return build
 
 
-PAIRS: dict[str, tuple[int, int, str, Callable[[], Step], Callable[[], Step]]] = {
-    "tp2": (2, 1, "DTensor", dtensor(2, False), ours(2, False)),
-    "tp2sp": (2, 1, "DTensor with SequenceParallel", dtensor(2, True), ours(2, True)),
-    "dp2tp2": (4, 2, "FSDP2 over DTensor", dtensor(2, True, 2), ours(2, True, 2, 3)),
+PAIRS: dict[str, tuple[int, Callable[[], Step], Callable[[], Step]]] = {
+    "tp2": (1, dtensor(2, False), ours(2, False)),
+    "tp2sp": (1, dtensor(2, True), ours(2, True)),
+    "dp2tp2": (2, dtensor(2, True, 2), ours(2, True, 2, 3)),
 }
-"""name -> (ranks, dp, peer, theirs, ours)."""
-
-BARS = {"tp2": 0.85, "tp2sp": 0.85, "dp2tp2": 0.80}
-"""What the ratio of CPU seconds may be at most."""
+"""name -> (dp, theirs, ours), built on every rank."""
 
 
-def batches(rank: int, ranks: int, dp: int, number: int) -> Batch:
-    generator = torch.Generator().manual_seed(number)
-    tokens = torch.randint(0, ARCH.vocab, (SEQUENCES, LENGTH + 1), generator=generator).numpy()
-    samples = torch.arange(SEQUENCES).numpy()
-    whole = Batch(tokens[:, :-1].copy(), tokens[:, 1:].copy(), whole_rows(number, samples, LENGTH, None))
-    return whole.part(rank // (ranks // dp), dp)
-
-
-def measure_pair(rank: int, ranks: int, pair: str, rounds: int, warm_up: int) -> dict[str, Any]:
-    """CPU and wall seconds of every round on this rank."""
-    _, dp, _, theirs, mine = PAIRS[pair]
+def measure_pair(rank: int, ranks: int, pair: str, rounds: int, warm_up: int) -> Seconds:
+    dp, theirs, mine = PAIRS[pair]
+    replica = rank // (ranks // dp)  # replicas outermost
     sides = {"theirs": theirs(), "ours": mine()}
-    out: dict[str, Any] = {name: {"cpu": [], "wall": [], "loss": []} for name in sides}
-    for number in range(warm_up + rounds):
-        batch = batches(rank, ranks, dp, number)
-        for name in list(sides) if number % 2 == 0 else reversed(list(sides)):
-            gc.collect()
-            dist.barrier()
-            wall, cpu = time.perf_counter(), time.process_time()
-            loss = sides[name](batch)
-            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-            dist.barrier()
-            if number >= warm_up:
-                for key, value in (("cpu", cpu), ("wall", wall), ("loss", loss)):
-                    out[name][key].append(value)
-    return out
+    return take_turns(sides, lambda number: batch(number).part(replica, dp), rounds, warm_up)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm-up", type=int, default=2)
-    parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=list(PAIRS))
-    parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    report: dict[str, Any] = {"hardware": hardware(), "rounds": asked.rounds, "pairs": {}}
-    print(hardware())
+    asked = parser("tensor", __doc__).parse_args()
+    report = Report("tensor", asked)
     for pair in asked.pairs:
-        ranks, _, peer, *_ = PAIRS[pair]
+        ranks = catalogue("tensor")[pair]["ranks"][0]
         results = launch(ranks, measure_pair, pair, asked.rounds, asked.warm_up)
-        figures = summarise(results)
         losses = {side: results[0][side]["loss"][-1] for side in ("theirs", "ours")}
-        report["pairs"][pair] = {"peer": peer, "ranks": ranks, **figures, "last_loss": losses}
-        print(
-            f"{pair}: CPU {figures['ours_cpu_seconds']:.3f} s, {peer} {figures['theirs_cpu_seconds']:.3f} s, "
-            f"ratio {figures['cpu_ratio']:.3f} ({figures['cpu_ratio_low']:.3f} .. {figures['cpu_ratio_high']:.3f}, "
-            f"bar {BARS[pair]:.2f}), wall ratio {figures['wall_ratio']:.3f}, "
-            f"last loss {losses['ours']:.6f} / {losses['theirs']:.6f}",
-            flush=True,
-        )
-    if asked.json:
-        asked.json.write_text(json.dumps(report, indent=1) + "\n")
+        report.pair(pair, ranks, {**summarise(results), "last_loss": losses}, losses_told(losses))
 
 
 if __name__ == "__main__":

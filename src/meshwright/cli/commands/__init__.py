@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshwright.cli.command import Command
 from meshwright.cli.commands import (
+    bench,
     checkpoint,
     convert,
     doctor,
@@ -34,5 +35,6 @@ COMMANDS: tuple[Command, ...] = (
     export,
     convert,
     doctor,
+    bench,
     schema,
 )
