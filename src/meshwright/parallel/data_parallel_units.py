@@ -14,7 +14,7 @@ from torch import nn
 from meshwright.parallel.flat import FlatBucket
 from meshwright.plan.action import Phase
 
-__all__ = ["Unit", "build_units", "find_blocks"]
+__all__ = ["Named", "Unit", "build_units", "find_blocks"]
 
 Named = list[tuple[str, nn.Parameter]]
 

@@ -22,7 +22,7 @@ from meshwright.comm.custom import gathered
 from meshwright.parallel.split import input_gradient
 from meshwright.parallel.tensor_linear import begin_input_gradient, column_forward, row_forward
 
-__all__ = ["PLAIN", "Form", "column_form", "row_form"]
+__all__ = ["PLAIN", "Begun", "Form", "column_form", "row_form"]
 
 Begun = tuple[Sequence[Tensor], Callable[[], Tensor]]
 """(cotangents (N, O_i) for the weight products, what ends the gradient of their input (N, I))."""
