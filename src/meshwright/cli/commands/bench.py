@@ -25,12 +25,12 @@ __all__ = ["EXAMPLES", "HELP", "NAME", "add_arguments", "run"]
 NAME = "bench"
 HELP = "run this project's own benchmarks beside plain PyTorch and peers, as ratios of CPU seconds"
 EXAMPLES = """\
-meshwright bench                     a short selection, about two minutes
+meshwright bench                     a short selection, a minute and a half on two cores
 meshwright bench --list              everything there is, how long it takes, and its bars
 meshwright bench zero                every pair of one benchmark
 meshwright bench tensor.tp2 zero.stage3 --rounds 9
 meshwright bench zero --ranks 4 --json
-meshwright bench all                 a quarter of an hour"""
+meshwright bench all                 six minutes on two cores"""
 
 _ROUNDS = 5
 _STOP_S = 5.0
