@@ -11,16 +11,13 @@ from collections import defaultdict
 
 from torch import Tensor
 
-from meshwright.checkpoint.engine import stale_parameters
 from meshwright.checkpoint.fingerprint import Fingerprints, Signing
 from meshwright.checkpoint.landing import Landed, nobody
 from meshwright.checkpoint.manifest import Manifest, TensorEntry
-from meshwright.checkpoint.state import owned_state, shapes, state_name
+from meshwright.checkpoint.subject import Subject
 from meshwright.checkpoint.views import Held, Views, alone
 from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import Rectangle
-from meshwright.optim.update import STATE_NAMES
-from meshwright.parallel.engine import Engine
 
 __all__ = ["Arrival"]
 
@@ -28,8 +25,8 @@ __all__ = ["Arrival"]
 class Arrival:
     """One load of one rank into the views `held`. `watch` is for `source.fill`, `sums` for after it."""
 
-    def __init__(self, engine: Engine, held: Held, manifest: Manifest) -> None:
-        known = shapes(engine.plan)
+    def __init__(self, subject: Subject, held: Held, manifest: Manifest) -> None:
+        known = subject.known
         self.tensors: list[TensorEntry] = [
             each for each in manifest.tensors if each.name in known and known[each.name][1] is each.dtype
         ]
@@ -38,17 +35,15 @@ class Arrival:
         self._now: dict[str, list[Rectangle]] = defaultdict(list)
         self._signing: list[tuple[str, Signing]] = []
         self._later: list[Piece] = []
-        settled = frozenset() if stale_parameters(engine) else frozenset(alone(held))
+        settled = frozenset() if subject.stale() else frozenset(alone(held))
         names = {each.name for each in self.tensors}
-        for piece in owned_state(engine.plan)[engine.mesh.rank]:
-            for name in (piece.tensor, *(state_name(s, piece.tensor) for s in STATE_NAMES[engine.plan.optimizer.kind])):
-                if name not in names:
-                    continue
-                own = Piece(name, piece.rectangle)
-                if own in settled and Signing.can(held[own]):
-                    self._now[name].append(own.rectangle)
-                else:
-                    self._later.append(own)
+        for own in subject.mine():
+            if own.tensor not in names:
+                continue
+            if own in settled and Signing.can(held[own]):
+                self._now[own.tensor].append(own.rectangle)
+            else:
+                self._later.append(own)
 
     def watch(self, piece: Piece, view: Tensor) -> Landed:
         """Who is to hear of a part of what this rank holds; other ranks take what is theirs."""

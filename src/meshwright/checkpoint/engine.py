@@ -1,54 +1,83 @@
-"""The state of an engine as views of checkpoint tensors, and what must follow when they were written to."""
+"""An engine as what is saved and loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from meshwright.checkpoint.held import masters, optimizer_states, parameters
-from meshwright.checkpoint.state import state_name
+from meshwright.checkpoint.manifest import Manifest
+from meshwright.checkpoint.plans import plan_to_json
+from meshwright.checkpoint.state import planned_files, shapes, state_name, total_bytes
+from meshwright.checkpoint.subject import Identity, Known, Subject
 from meshwright.checkpoint.views import Held
+from meshwright.checkpoint.writer import PlannedFile
 from meshwright.layout.moves import Piece
 from meshwright.parallel.engine import Engine
 
-__all__ = ["completed_updates", "finish_load", "scale_of", "stale_parameters", "state_views"]
+__all__ = ["EngineSubject", "subject_of"]
 
 
-def state_views(engine: Engine) -> Held:
-    """Everything that a checkpoint holds and this rank has: weights in the master type, states of the optimizer."""
-    held = dict(masters(engine))
-    for state, views in optimizer_states(engine).items():
-        held |= {Piece(state_name(state, piece.tensor), piece.rectangle): view for piece, view in views.items()}
-    return held
+def subject_of(held: Engine | Subject) -> Subject:
+    return EngineSubject(held) if isinstance(held, Engine) else held
 
 
-def stale_parameters(engine: Engine) -> Held:
-    """Parameters that no write to `state_views` reaches: at stages 1 and 2 the elements of other ranks' shards."""
-    return parameters(engine) if engine.plan.sharding.stage in (1, 2) else {}
+class EngineSubject:
+    """Weights in the master type, states of the optimizer, the loss scale."""
 
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._plan = engine, engine.plan
 
-@torch.no_grad()
-def finish_load(engine: Engine, updates: int, scale: Mapping[str, Any] | None = None) -> None:
-    """After `state_views` and `stale_parameters` were filled: cast masters, count `updates` as completed, and take up
-    the loss scale that `scale_of` told."""
-    if scale and engine.loss_scale.dynamic:
-        engine.loss_scale.value = float(scale["value"])
-        engine.loss_scale.good_steps = int(scale["good_steps"])
-    for store in engine.stores:
-        store.publish_own()
-        for run in store.runs:
-            run.step.fill_(updates)
+    @property
+    def identity(self) -> Identity:
+        return Identity(self._plan.math, self._plan.layout, self._plan.seed, plan_to_json(self._plan))
 
+    @property
+    def known(self) -> Known:
+        return shapes(self._plan)
 
-def scale_of(engine: Engine) -> dict[str, Any]:
-    """The loss scale of a run in float16, as JSON values; nothing where there is none."""
-    scale = engine.loss_scale
-    return {"value": scale.value, "good_steps": scale.good_steps} if scale.dynamic else {}
+    @property
+    def num_bytes(self) -> int:
+        return total_bytes(self._plan)
 
+    def planned(self) -> PlannedFile | None:
+        return planned_files(self._plan).get(self._engine.mesh.rank)
 
-def completed_updates(engine: Engine) -> int | None:
-    """Updates of the weights so far; None on a rank that updates nothing."""
-    steps = [int(run.step) for store in engine.stores for run in store.runs]
-    return steps[0] if steps else None
+    def mine(self) -> Sequence[Piece]:
+        planned = self.planned()
+        return planned.pieces if planned is not None else ()
+
+    def views(self) -> Held:
+        held = dict(masters(self._engine))
+        for state, views in optimizer_states(self._engine).items():
+            held |= {Piece(state_name(state, piece.tensor), piece.rectangle): view for piece, view in views.items()}
+        return held
+
+    def stale(self) -> Held:
+        """At stages 1 and 2 the elements of other ranks' shards."""
+        return parameters(self._engine) if self._plan.sharding.stage in (1, 2) else {}
+
+    def updates(self) -> int | None:
+        steps = [int(run.step) for store in self._engine.stores for run in store.runs]
+        return steps[0] if steps else None
+
+    def extra(self) -> dict[str, Any]:
+        scale = self._engine.loss_scale
+        return {"loss_scale": {"value": scale.value, "good_steps": scale.good_steps} if scale.dynamic else {}}
+
+    def expect(self, manifest: Manifest) -> None:
+        """It has room for everything from the start."""
+
+    @torch.no_grad()
+    def finish(self, updates: int, extra: Mapping[str, Any]) -> None:
+        """Cast masters, count `updates` as completed, take up the loss scale."""
+        scale = extra.get("loss_scale")
+        if scale and self._engine.loss_scale.dynamic:
+            self._engine.loss_scale.value = float(scale["value"])
+            self._engine.loss_scale.good_steps = int(scale["good_steps"])
+        for store in self._engine.stores:
+            store.publish_own()
+            for run in store.runs:
+                run.step.fill_(updates)

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright.checkpoint.manifest import FileEntry, StoredPiece, TensorEntry
-from meshwright.checkpoint.state import shapes
+from meshwright.checkpoint.subject import Known
 from meshwright.checkpoint.writer import PlannedFile
 from meshwright.layout.fingerprint import add, shown
 from meshwright.layout.rectangles import Rectangle
-from meshwright.plan.plan import Plan
 
 __all__ = ["part_of_rank", "whole_manifest"]
 
@@ -32,7 +31,7 @@ def part_of_rank(
 
 
 def whole_manifest(
-    plan: Plan, parts: Sequence[Mapping[str, Any]]
+    known: Known, parts: Sequence[Mapping[str, Any]]
 ) -> tuple[tuple[FileEntry, ...], tuple[TensorEntry, ...]]:
     """The files of all writers in their order, and every tensor with its pieces and its fingerprint."""
     files: list[FileEntry] = []
@@ -48,7 +47,6 @@ def whole_manifest(
         told = part["file"]
         files.append(FileEntry(told["name"], told["bytes"], tuple(told["digests"])))
     tensors = tuple(
-        TensorEntry(name, shape, dtype, prints[name], tuple(pieces[name]))
-        for name, (shape, dtype) in shapes(plan).items()
+        TensorEntry(name, shape, dtype, prints[name], tuple(pieces[name])) for name, (shape, dtype) in known.items()
     )
     return tuple(files), tensors

@@ -7,71 +7,69 @@ in the right places, whatever layout wrote them and whatever layout holds them n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 from meshwright.checkpoint.arrival import Arrival
-from meshwright.checkpoint.engine import finish_load, stale_parameters, state_views
+from meshwright.checkpoint.engine import subject_of
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
 from meshwright.checkpoint.folder import find_checkpoint, load_manifest
 from meshwright.checkpoint.manifest import MANIFEST, Manifest
 from meshwright.checkpoint.source import Source, checkpoint_source, fill
-from meshwright.checkpoint.state import shapes, state_name
 from meshwright.checkpoint.storage import Storage
+from meshwright.checkpoint.subject import Known, Subject
 from meshwright.comm.agree import Side, refused_by, words
 from meshwright.config.errors import RequestError
 from meshwright.layout.fingerprint import shown
-from meshwright.optim.update import STATE_NAMES
 from meshwright.parallel.engine import Engine
-from meshwright.plan.plan import Plan
 
 __all__ = ["agreed", "load", "load_checkpoint", "load_weights"]
 
 T = TypeVar("T")
 
 
-def load(engine: Engine, address: str | Path, side: Side) -> Manifest:
-    """Fill `engine` from the checkpoint at `address` (a step folder, `latest`, or a run folder). Collective.
+def load(held: Engine | Subject, address: str | Path, side: Side) -> Manifest:
+    """Fill an engine, or another subject, from the checkpoint at `address` (a step folder, `latest`, or a run folder).
 
     Weights, states of the optimizer and the count of updates; the caller goes on from the manifest's step and samples.
-    Raises DamagedError or CheckpointError, on every rank alike.
+    Collective. Raises DamagedError or CheckpointError, on every rank alike.
     """
     storage, path = agreed(side, lambda: find_checkpoint(address))
-    return load_checkpoint(engine, storage, path, side)
+    return load_checkpoint(held, storage, path, side)
 
 
-def load_checkpoint(engine: Engine, storage: Storage, path: str, side: Side) -> Manifest:
+def load_checkpoint(held: Engine | Subject, storage: Storage, path: str, side: Side) -> Manifest:
     """`load` of the checkpoint at `path` of `storage`."""
-
-    held = state_views(engine)
+    subject = subject_of(held)
 
     def read() -> tuple[Manifest, Arrival]:
         manifest = load_manifest(storage, path)
-        _check_fits(manifest, engine.plan, storage.where(path))
-        source = checkpoint_source(storage, path, manifest)
-        known = {tensor.name for tensor in manifest.tensors}
-        arrival = Arrival(engine, held, manifest)
-        fill(source, {piece: view for piece, view in held.items() if piece.tensor in known}, arrival.watch)
-        fill(source, stale_parameters(engine))
+        subject.expect(manifest)
+        _check_fits(manifest, subject.known, storage.where(path))
+        source, views = checkpoint_source(storage, path, manifest), subject.views()
+        saved = {tensor.name for tensor in manifest.tensors}
+        arrival = Arrival(subject, views, manifest)
+        fill(source, {piece: view for piece, view in views.items() if piece.tensor in saved}, arrival.watch)
+        fill(source, subject.stale())
         return manifest, arrival
 
     manifest, arrival = agreed(side, read)
     _compare(arrival, storage.where(f"{path}/{MANIFEST}"), side)
-    updates = manifest.updates if _has_states(manifest, engine.plan) else 0
-    finish_load(engine, updates, manifest.extra.get("loss_scale"))
+    subject.finish(manifest.updates if _has_states(manifest, subject.known) else 0, manifest.extra)
     return manifest
 
 
-def load_weights(engine: Engine, source: Source, side: Side) -> None:
+def load_weights(held: Engine | Subject, source: Source, side: Side) -> None:
     """Fill the weights alone, from any source; the optimizer starts anew. Collective; raises as `load` does."""
+    subject = subject_of(held)
 
     def read() -> None:
-        fill(source, {piece: view for piece, view in state_views(engine).items() if "/" not in piece.tensor})
-        fill(source, stale_parameters(engine))
+        fill(source, {piece: view for piece, view in subject.views().items() if "/" not in piece.tensor})
+        fill(source, subject.stale())
 
     agreed(side, read)
-    finish_load(engine, 0)
+    subject.finish(0, {})
 
 
 def agreed(side: Side, action: Callable[[], T]) -> T:
@@ -100,11 +98,11 @@ def agreed(side: Side, action: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
-def _check_fits(manifest: Manifest, plan: Plan, where: str) -> None:
-    """Raises CheckpointError where the tensors are not those of `plan`: by name, by shape."""
+def _check_fits(manifest: Manifest, known: Known, where: str) -> None:
+    """Raises CheckpointError where the tensors are not those that are `known`: by name, by shape."""
     saved = {tensor.name: tensor.shape for tensor in manifest.tensors}
-    states = _has_states(manifest, plan)
-    wanted = {name: shape for name, (shape, _) in shapes(plan).items() if states or "/" not in name}
+    states = _has_states(manifest, known)
+    wanted = {name: shape for name, (shape, _) in known.items() if states or "/" not in name}
     if lacking := [name for name in wanted if name not in saved]:
         raise CheckpointError(f"{where}: has no {lacking[0]} ({len(lacking)} tensors of this model are not in it)")
     for name, shape in wanted.items():
@@ -112,13 +110,14 @@ def _check_fits(manifest: Manifest, plan: Plan, where: str) -> None:
             raise CheckpointError(f"{where}: {name} has shape {list(saved[name])}, this model's has {list(shape)}")
 
 
-def _has_states(manifest: Manifest, plan: Plan) -> bool:
+def _has_states(manifest: Manifest, known: Known) -> bool:
     """Whether the checkpoint has the states of this optimizer: imported weights and another rule's have not."""
-    names = {tensor.name for tensor in manifest.tensors}
-    return all(
-        any(state_name(state, name) in names for name in names if "/" not in name)
-        for state in STATE_NAMES[plan.optimizer.kind]
-    )
+    return _kinds(known) <= _kinds(tensor.name for tensor in manifest.tensors)
+
+
+def _kinds(names: Iterable[str]) -> set[str]:
+    """Which states of an optimizer there are."""
+    return {name.partition("/")[0] for name in names if "/" in name}
 
 
 def _compare(arrival: Arrival, where: str, side: Side) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
-from meshwright.checkpoint.errors import DamagedError
+from meshwright.checkpoint.errors import CheckpointError, DamagedError
 from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
 
@@ -33,6 +33,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 def plan_from(value: Mapping[str, Any], file: str) -> Plan:
     """The plan that `plan_to_json` told. Raises DamagedError where `value` is none."""
+    if "module" in value:
+        raise CheckpointError(f"{file} is of a module under data_parallel, not of a decoder: checkpoint.load takes it")
     try:
         plan: Plan = _read(Plan, value)
     except (TypeError, ValueError, KeyError, RecursionError) as error:

@@ -16,7 +16,7 @@ from meshwright.checkpoint.manifest import BLOCK_BYTES, MANIFEST, Manifest
 from meshwright.checkpoint.newfolder import new_folder
 from meshwright.checkpoint.plans import plan_to_json
 from meshwright.checkpoint.source import Source, checkpoint_source
-from meshwright.checkpoint.state import planned_files, total_bytes
+from meshwright.checkpoint.state import planned_files, shapes, total_bytes
 from meshwright.checkpoint.storage import Storage
 from meshwright.checkpoint.stream import Box, stream
 from meshwright.checkpoint.writer import PlannedFile, plan_file, write_file
@@ -89,7 +89,7 @@ def write_checkpoint(
             finally:
                 writing.abandon()
             parts.append(part_of_rank(entry, file, prints.sums, updates))
-        files, tensors = whole_manifest(plan, parts)
+        files, tensors = whole_manifest(shapes(plan), parts)
         manifest = Manifest(
             step=step,
             samples=samples,

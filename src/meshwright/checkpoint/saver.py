@@ -24,19 +24,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.engine import completed_updates, scale_of, state_views
+from meshwright.checkpoint.engine import subject_of
 from meshwright.checkpoint.errors import SaveError
 from meshwright.checkpoint.fingerprint import Fingerprints
 from meshwright.checkpoint.folder import Draft, Folder, disk_full
 from meshwright.checkpoint.gathered import part_of_rank, whole_manifest
 from meshwright.checkpoint.manifest import BLOCK_BYTES, Manifest
-from meshwright.checkpoint.plans import plan_to_json
-from meshwright.checkpoint.state import planned_files, total_bytes
+from meshwright.checkpoint.subject import Subject
 from meshwright.checkpoint.views import Views
 from meshwright.checkpoint.writer import PlannedFile, write_file
 from meshwright.comm.agree import Side
 from meshwright.parallel.engine import Engine
-from meshwright.plan.plan import Plan
 
 __all__ = ["Progress", "Saver"]
 
@@ -53,14 +51,15 @@ class Progress:
 
 
 class Saver:
-    """Writes checkpoints of one engine into a run folder. Made by all ranks; all call the same methods in one order.
+    """Writes checkpoints of an engine, or of another subject, into a run folder.
 
-    `corpus` is the digest of the data, kept beside the plan's hashes. `told` hears one line a finished save.
+    Made by all ranks; all call the same methods in one order. `corpus` is the digest of the data, kept beside both
+    hashes. `told` hears one line a finished save.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        held: Engine | Subject,
         folder: Folder | str | Path,
         *,
         keep: int = 2,
@@ -70,7 +69,7 @@ class Saver:
         block_bytes: int = BLOCK_BYTES,
         told: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._engine = engine
+        self._subject = subject_of(held)
         self._folder = folder if isinstance(folder, Folder) else Folder(folder)
         self._keep, self._asynchronous, self._corpus = keep, asynchronous, corpus
         self._block_bytes, self._told = block_bytes, told
@@ -90,11 +89,10 @@ class Saver:
         """
         begin = time.perf_counter()
         self.wait()
-        views = Views(state_views(self._engine))
-        planned = planned_files(self._engine.plan).get(self._side.rank)
+        views, planned = Views(self._subject.views()), self._subject.planned()
         values = [views.view(piece) for piece in planned.pieces] if planned is not None else []
-        updates = completed_updates(self._engine)
-        progress = replace(progress, extra={**progress.extra, "loss_scale": scale_of(self._engine)})
+        updates = self._subject.updates()
+        progress = replace(progress, extra={**progress.extra, **self._subject.extra()})
         if self._asynchronous:
             values = self._copied(values)
             self._thread = threading.Thread(
@@ -178,9 +176,9 @@ class Saver:
 
     def _begun(self, step: int) -> tuple[Draft | None, str]:
         try:
-            return self._folder.begin(step, total_bytes(self._engine.plan) + _MANIFEST_ROOM_BYTES), ""
+            return self._folder.begin(step, self._subject.num_bytes + _MANIFEST_ROOM_BYTES), ""
         except Exception as error:
-            return None, _in_words(error, self._folder, self._engine.plan)
+            return None, _in_words(error, self._folder, self._subject.num_bytes)
 
     def _written(self, draft: Draft, updates: int | None, planned: PlannedFile | None, values: list[Tensor]) -> bytes:
         """Write this rank's file; what it has to say of it, or what went wrong, as JSON."""
@@ -196,7 +194,7 @@ class Saver:
                 prints = signing.result()
             return json.dumps(part_of_rank(file, planned, prints, updates)).encode()
         except Exception as error:
-            problem = _in_words(error, self._folder, self._engine.plan)
+            problem = _in_words(error, self._folder, self._subject.num_bytes)
             return json.dumps({"problem": f"rank {self._side.rank}: {problem}"}).encode()
         finally:
             if writing is not None:
@@ -209,24 +207,24 @@ class Saver:
             try:
                 self._folder.publish(draft, self._manifest(progress, parts), self._keep)
             except Exception as error:
-                problem = _in_words(error, self._folder, self._engine.plan)
+                problem = _in_words(error, self._folder, self._subject.num_bytes)
         if problem:
             with suppress(OSError):  # a disk that answers nothing; the next start cleans up
                 self._folder.discard(draft)
         return str(problem)
 
     def _manifest(self, progress: Progress, parts: list[dict[str, Any]]) -> Manifest:
-        plan = self._engine.plan
-        files, tensors = whole_manifest(plan, parts)
+        identity = self._subject.identity
+        files, tensors = whole_manifest(self._subject.known, parts)
         return Manifest(
             step=progress.step,
             samples=progress.samples,
             updates=next((part["updates"] for part in parts if part["updates"] is not None), progress.step),
-            seed=plan.seed,
-            math=plan.math,
-            layout=plan.layout,
+            seed=identity.seed,
+            math=identity.math,
+            layout=identity.layout,
             corpus=self._corpus,
-            plan=plan_to_json(plan),
+            plan=dict(identity.plan),
             files=files,
             tensors=tensors,
             block_bytes=self._block_bytes,
@@ -241,11 +239,11 @@ def _fingerprints(planned: PlannedFile, values: list[Tensor]) -> dict[str, int]:
     return prints.sums
 
 
-def _in_words(error: Exception, folder: Folder, plan: Plan) -> str:
+def _in_words(error: Exception, folder: Folder, needed_bytes: int) -> str:
     """What a user can act on; a full disk is told with both numbers."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         storage = folder.storage
-        return disk_full(total_bytes(plan), storage.free_bytes() or 0, storage.where("checkpoints"))
+        return disk_full(needed_bytes, storage.free_bytes() or 0, storage.where("checkpoints"))
     if isinstance(error, OSError):
         return f"{error.filename or folder.storage.address}: {error.strerror or error}"
     return f"{error}" if isinstance(error, (SaveError, RuntimeError)) else f"{type(error).__name__}: {error}"

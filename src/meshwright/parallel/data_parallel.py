@@ -79,12 +79,12 @@ class DataParallel:
 
     def named_pieces(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(name of the tensor, this rank's flat part of it): what an optimizer of this rank updates."""
-        for bucket in self._buckets():
+        for bucket in self.buckets():
             yield from bucket.pieces.items()
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Groups for a torch optimizer: decay for tensors of two or more dimensions, by their shape before the cut."""
-        dims = {slot.name: len(slot.shape) for bucket in self._buckets() for slot in bucket.slots}
+        dims = {slot.name: len(slot.shape) for bucket in self.buckets() for slot in bucket.slots}
         empty = nn.Parameter(torch.empty(0, device=self.allocator.device))  # no optimizer takes an empty list
         matrices = [piece for name, piece in self.named_pieces() if dims[name] >= 2]
         others = [piece for name, piece in self.named_pieces() if dims[name] < 2]
@@ -129,7 +129,7 @@ class DataParallel:
         self._has_gradients = False
         if self.stage < 2:
             self._order.sum_all()
-        trained = [bucket for bucket in self._buckets() if bucket.trainable]
+        trained = [bucket for bucket in self.buckets() if bucket.trainable]
         for meeting in [bucket.meet() for bucket in trained]:
             meeting.wait()
         norm = self._take_mean(trained)
@@ -153,11 +153,21 @@ class DataParallel:
             for unit in self._units:
                 unit.release()
 
+    def buckets(self) -> Iterator[FlatBucket]:
+        """The flat memory of all units, in their order: what a checkpoint reads and fills."""
+        for unit in self._units:
+            yield from unit.buckets
+
+    @property
+    def ranks(self) -> int:
+        """How many train the module."""
+        return self._every.size if self._every is not None else 1
+
     # ------------------------------------------------------------------ inside
 
     def _take_mean(self, trained: list[FlatBucket]) -> float:
         """Sums over ranks become means; -> their norm, one number on all ranks."""
-        ways = self._every.size if self._every is not None else 1
+        ways = self.ranks
         squared = torch.zeros((), dtype=torch.float64, device=self.allocator.device)
         for bucket in trained:
             assert bucket.reduced is not None
@@ -175,10 +185,6 @@ class DataParallel:
         optimizer.step()
         for bucket in trained:
             bucket.publish()
-
-    def _buckets(self) -> Iterator[FlatBucket]:
-        for unit in self._units:
-            yield from unit.buckets
 
 
 def _replicas(mesh: Mesh, zero: int) -> Replicas:

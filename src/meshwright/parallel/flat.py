@@ -2,7 +2,8 @@
 
 whole      all parameters of the bucket, one after the other; the module's parameters are views of it. At stage 3 it
            has memory only while the unit is gathered
-own        this rank's part: an equal run of elements for each rank, the last ones padding
+own        this rank's part, elements first to last: an equal run for each rank, the last ones padding; `kept` holds it
+counted    what of it this rank stands for where each element counts once
 pieces     own elements, tensor by tensor: what an optimizer is given
 gradient   flat like `whole`, from the first backward until it is reduced
 reduced    own elements of the sum over the ranks that share a bucket; of all ranks once `meet` was waited for
@@ -74,13 +75,13 @@ class FlatBucket:
         share = self.numel // ways
         mine = place * share, (place + 1) * share
         self.first, self.last = mine if stage else (0, self.numel)
-        self._counted = mine if replicas.is_first_copy else (self.first, self.first)
+        self.counted = mine if replicas.is_first_copy else (self.first, self.first)
         self.whole = allocator.zeros(self.numel, named[0][1].dtype, Category.PARAMETERS)
         self._adopt()
-        self._kept = self.whole[self.first : self.last]
+        self.kept = self.whole[self.first : self.last]
         if self._sharded:
             kept = allocator.empty(share, self.whole.dtype, Category.PARAMETERS)
-            self._kept = kept.copy_(self._kept)
+            self.kept = kept.copy_(self.kept)
             allocator.release(self.whole, Category.PARAMETERS)
         self.gathered = not self._sharded
         self._coming: Handle | None = None
@@ -113,7 +114,7 @@ class FlatBucket:
         for slot in self.slots if self.trainable else []:
             low, high = max(slot.offset, self.first), min(slot.stop, self.last)
             if low < high:
-                out[slot.name] = nn.Parameter(self._kept[low - self.first : high - self.first].data)
+                out[slot.name] = nn.Parameter(self.kept[low - self.first : high - self.first].data)
         return out
 
     # ------------------------------------------------------------------ parameters
@@ -124,7 +125,7 @@ class FlatBucket:
         if self.gathered or self._coming is not None:
             return
         self._allocator.regrow(self.whole, Category.PARAMETERS)
-        self.whole[self.first : self.last].copy_(self._kept)
+        self.whole[self.first : self.last].copy_(self.kept)
         self._coming = self._share(phase)
 
     def gather(self, phase: Phase) -> None:
@@ -196,7 +197,7 @@ class FlatBucket:
     def counted_gradient(self) -> Tensor:
         """The reduced elements that this rank counts in a norm: each is counted once over all ranks."""
         assert self.reduced is not None
-        return self.reduced[self._counted[0] - self.first : self._counted[1] - self.first]
+        return self.reduced[self.counted[0] - self.first : self.counted[1] - self.first]
 
     def attach(self) -> None:
         """Give every piece its gradient, in the piece's dtype."""

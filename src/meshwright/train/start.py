@@ -79,6 +79,5 @@ def _folder(job: Job) -> Folder:
     try:
         return Folder(job.checkpoints)
     except CheckpointError as error:
-        raise RequestError(
-            f'train.output = "{job.checkpoints}"', str(error), ("a folder", "s3://bucket/runs")
-        ) from None
+        problem = str(error).removeprefix(f"{job.checkpoints} ")
+        raise RequestError(f'train.output = "{job.checkpoints}"', problem, ("a folder", "s3://bucket/runs")) from None

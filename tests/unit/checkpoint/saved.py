@@ -59,9 +59,9 @@ def save(engine: Engine, root: Path | str, step: int = 1, keep: int = 2) -> Path
 
 def values_of(engine: Engine) -> dict[str, torch.Tensor]:
     """Everything that a checkpoint holds, copied."""
-    from meshwright.checkpoint.engine import state_views
+    from meshwright.checkpoint.engine import EngineSubject
 
-    return {piece.tensor: view.clone() for piece, view in state_views(engine).items()}
+    return {piece.tensor: view.clone() for piece, view in EngineSubject(engine).views().items()}
 
 
 def scramble(engine: Engine) -> None:

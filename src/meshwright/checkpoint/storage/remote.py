@@ -19,12 +19,12 @@ class Remote:
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise CheckpointError(f"{address}: addresses need fsspec (pip install fsspec)") from None
+            raise CheckpointError(f"{address} is an address: they need fsspec (pip install fsspec)") from None
         self.address = address
         try:
             self._files, root = url_to_fs(address)
         except (ImportError, ValueError) as error:  # a protocol nobody knows, or whose package is not installed
-            raise CheckpointError(f"{address}: {error}") from None
+            raise CheckpointError(f"{address} cannot be opened: {error}") from None
         self._root = str(root).rstrip("/")
         self._at = at
 

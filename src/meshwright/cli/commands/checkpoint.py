@@ -26,7 +26,7 @@ meshwright checkpoint reshard runs/demo demo-tp2 mesh.tp=2 mesh.dp=1
 meshwright train checkpoint.resume=demo-tp2"""
 
 _WORDS = {"show": "DIR", "check": "DIR", "reshard": "DIR OUT mesh.tp=.. parallel.zero=.."}
-_STYLES = {r"(?m)^whole\b": "green", r"(?m)^damaged\b.*$": "bold red", r"(?m)^name +.*$": "bold"}
+_STYLES = {r"(?m)^whole\b": "green", r"(?m)^damaged\b.*$|NOT COMPLETE.*$": "bold red", r"(?m)^name +.*$": "bold"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def _show(paths: list[str], keys: list[str], as_json: bool) -> int:
         print_json(value)
     else:
         print_styled("\n".join(_lines(storage.where(path), manifest, value)), _STYLES, sys.stdout)
-    return 0
+    return 0 if value["complete"] else 1
 
 
 def _check(paths: list[str], keys: list[str], as_json: bool) -> int:
