@@ -362,7 +362,7 @@ FAULTS = [
     Fault(
         "both moments decay alike", "optim/update.py",
         "beta2=settings.betas[1]", "beta2=settings.betas[0]",
-        DP, "loss",
+        DP, "norm",
     ),
     # ------------------------------------------------------------------ what the ledger knows of
     Fault(
