@@ -68,6 +68,11 @@ class Layouts:
     def ranks(self) -> Array:
         return self.dp * self.tp * self.pp * self.cp * self.ep
 
+    @cached_property
+    def head_first(self) -> npt.NDArray[np.bool_]:
+        """Whether the first pipeline coordinate holds the head too: the only one, or where a V leads back to it."""
+        return np.asarray((self.pp == 1) | (self.schedule == SCHEDULES.index(Schedule.ZB_V)))
+
     def degree(self, axis: Axis) -> Array:
         value: Array = getattr(self, axis.value)
         return value

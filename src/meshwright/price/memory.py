@@ -154,7 +154,7 @@ def _stage(target: Target, layouts: Layouts, held: Weights, stage: int, tokens: 
     """Bytes by category on the first (0), the fullest inner (1) or the last stage (2)."""
     blocks = (layouts.first, layouts.most, layouts.last)[stage]
     outer_first = (stage == 0) * np.ones_like(blocks)
-    outer_last = np.where((stage == 2) | ((layouts.pp == 1) & (stage == 0)), 1.0, 0.0)
+    outer_last = np.where(layouts.head_first, stage == 0, stage == 2) * 1.0
     out = _states(target, layouts, held, stage)
     largest = np.maximum(
         held.block_dense + held.block_routed, np.maximum(outer_first * held.embedding, outer_last * held.head)

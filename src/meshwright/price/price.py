@@ -88,16 +88,18 @@ class Price:
     def parts(self) -> Mapping[str, float]:
         """Seconds by cause; they add up to the step.
 
-        What a simulation adds to the closed form, or takes from it, is time of the replicas' exchanges, or waiting.
+        What a simulation adds to the closed form, or takes from it, is time of the replicas' exchanges, or waiting;
+        where it takes more than these are, of all parts alike.
         """
         times = self.estimates.times
         parts = {name: float(getattr(times, name)[0]) for name in PARTS} | {"data": 0.0}
         left = self.step_seconds - sum(parts.values())
         for name in ("dp", "bubble", "other") if parts["dp"] else ("bubble", "other"):
-            taken = left if name == "other" else max(left, -parts[name])
+            taken = max(left, -max(parts[name], 0.0))
             parts[name] += taken
             left -= taken
-        return parts
+        scale = self.step_seconds / (self.step_seconds - left)
+        return {name: seconds * scale for name, seconds in parts.items()}
 
     @property
     def spread(self) -> float:

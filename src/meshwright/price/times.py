@@ -124,12 +124,13 @@ def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Time
     inner, tail = sum(stages.inner), sum(stages.last)
     slow_last = (tail >= sum(stages.first)) & (tail >= inner) & ~lone
     slow_first = ~slow_last & (sum(stages.first) >= inner)
-    blocks = np.where(slow_last, layouts.last + further, np.where(slow_first, layouts.first, layouts.most))
-    blocks = np.where(lone, layouts.first + further, blocks)
-    outside = np.where(slow_last | lone, (1 + further) * (units.head_forward + units.head_backward), 0.0)
+    has_head = lone | np.where(layouts.head_first, slow_first, slow_last)
+    blocks = np.where(slow_last, layouts.last, np.where(slow_first | lone, layouts.first, layouts.most))
+    blocks = blocks + further * has_head
+    outside = np.where(has_head, (1 + further) * (units.head_forward + units.head_backward), 0.0)
     outside = outside + np.where(slow_first | lone, units.embedding_forward + units.embedding_backward, 0.0)
     at_head = outer / 2 + units.exchanged.tp_head
-    sides = np.where(slow_last | lone, (1 + further) * at_head, 0.0) + np.where(slow_first | lone, outer, 0.0)
+    sides = np.where(has_head, (1 + further) * at_head, 0.0) + np.where(slow_first | lone, outer, 0.0)
     turns = np.zeros_like(blocks) if shown is None else sum(shown.inner)
     if shown is not None:
         turns = np.where(slow_last, sum(shown.last), np.where(slow_first | lone, sum(shown.first), turns))
@@ -182,12 +183,12 @@ def _passes(block: Block) -> Pair:
 def _stages(layouts: Layouts, block: Pair, embedding: Pair, head: Pair, shown: Slots | None) -> Stages:
     first, early, inner, last, whole = [], [], [], [], []
     total = layouts.first + np.where(layouts.pp > 1, layouts.last, 0.0)
-    between = np.maximum(layouts.pp - 2, 0)
+    between, folded = np.maximum(layouts.pp - 2, 0), layouts.head_first & (layouts.pp > 1)
     for each, (one, start, end) in enumerate(zip(block, embedding, head, strict=True)):
-        first.append(layouts.first * one + start)
+        first.append(layouts.first * one + start + folded * end)
         early.append(layouts.ahead * one)
         inner.append(layouts.most * one)
-        last.append(layouts.last * one + end)
+        last.append(layouts.last * one + ~folded * end)
         whole.append((total + layouts.inner) * one + start + end)
         if shown is not None:
             first[-1] = first[-1] + shown.first[each]

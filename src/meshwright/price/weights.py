@@ -77,18 +77,19 @@ def weights(target: Target, layouts: Layouts) -> Weights:
     """What a rank of each layout holds."""
     arch = target.arch
     embedding, block, head = numbers(arch)
-    lone = layouts.pp == 1
+    both = layouts.head_first
     dense, routed = block.dense(layouts, arch.kv_heads), block.routed(layouts)
     first, last = embedding.dense(layouts, arch.kv_heads), head.dense(layouts, arch.kv_heads)
     table = arch.vocab * arch.hidden / layouts.tp
-    further = target.predicted  # further tokens predicted live on the last stage
-    outer_first = first + np.where(lone, last - (table if arch.tie_embeddings else 0.0), 0.0)
-    outer_first = outer_first + np.where(lone, further * dense, 0.0)
+    # Further tokens predicted live where the head does.
+    further_first, further_last = target.predicted * both, target.predicted * ~both
+    outer_first = first + np.where(both, last - (table if arch.tie_embeddings else 0.0), 0.0)
+    first_blocks, last_blocks = layouts.first + further_first, layouts.last + further_last
     return Weights(
         dense,
         routed,
         first,
         last,
-        (layouts.first * dense + outer_first, layouts.most * dense, (layouts.last + further) * dense + last),
-        (layouts.first * routed + lone * further * routed, layouts.most * routed, (layouts.last + further) * routed),
+        (first_blocks * dense + outer_first, layouts.most * dense, last_blocks * dense + ~both * last),
+        (first_blocks * routed, layouts.most * routed, last_blocks * routed),
     )
