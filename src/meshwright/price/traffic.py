@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.arch.tensors import UnitKind
+from meshwright.arch.parameters import unit_tensors
+from meshwright.arch.tensors import LogicalAxis, UnitKind
 from meshwright.config.choices import Context, Recompute
 from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Phase
@@ -24,7 +25,10 @@ _LONG = 600  # (unit, micro-batch) pairs on a stage: longer steps are read off s
 
 def traffic(plan: Plan, rank: int, transport: Transport = Transport.DIRECT) -> tuple[Row, ...]:
     """Rows of one step on `rank`, in the order of their first call."""
-    return (*_program(plan, rank, transport), *_declared(plan, rank, transport))
+    program = _program(plan, rank, transport)
+    if plan.degrees.ep > 1 and all(row.group is not GroupName.EXPERT for row in program):
+        program = tuple(_experts_apart(plan, rank, program, transport))
+    return (*program, *_declared(plan, rank, transport))
 
 
 def _program(plan: Plan, rank: int, transport: Transport) -> tuple[Row, ...]:
@@ -57,6 +61,51 @@ def _extended(fewer: Row, more: Row, steps: int) -> Row:
         payload_bytes=after(fewer.payload_bytes, more.payload_bytes),
         sent_bytes=after(fewer.sent_bytes, more.sent_bytes),
         wire_bytes=after(fewer.wire_bytes, more.wire_bytes),
+    )
+
+
+def _experts_apart(plan: Plan, rank: int, program: tuple[Row, ...], transport: Transport) -> Iterator[Row]:
+    """The rows of a program that knows no expert axis, experts taken from those of all replicas: a rank has its own
+    1/ep of them, which the dp x cp ranks of their group share.
+
+    What a row moves of experts is what it moves more where they are twice as wide.
+    """
+    experts = plan.arch.experts
+    if experts is None:
+        yield from program
+        return
+    wide = replace(plan, arch=replace(plan.arch, experts=replace(experts, ffn=2 * experts.ffn)))
+    group = plan.degrees.dp * plan.degrees.cp
+    for row, wider in zip(program, _program(wide, rank, transport), strict=True):
+        moved = wider.payload_bytes - row.payload_bytes
+        if row.group not in _OF_REPLICAS or not moved:
+            yield row
+            continue
+        width = (plan.precision.reduce if row.phase is Phase.REDUCE else plan.precision.compute).num_bytes
+        calls = round(moved / ((_block_elements(wide) - _block_elements(plan)) * width / plan.degrees.tp))
+        size = _block_elements(plan, LogicalAxis.EXPERTS) // plan.degrees.tp * width  # of one block, in one call
+        yield _less(row, _row(row.group, row.ranks, row.operation, row.phase, calls, size, transport))
+        if group > 1 and row.group is not GroupName.COPY:  # their sums meet once, over all that share them
+            own = size // plan.degrees.ep
+            yield _row(GroupName.EXPERT, group, row.operation, row.phase, calls, own, transport)
+
+
+_OF_REPLICAS = (GroupName.DENSE, GroupName.SHARD, GroupName.COPY)
+
+
+def _block_elements(plan: Plan, axis: LogicalAxis | None = None) -> int:
+    """Elements of a block with experts, or of those of its tensors that have `axis`."""
+    unit = next(unit for unit in range(1, plan.arch.head_unit) if plan.arch.is_routed(unit - 1))
+    return sum(each.numel for each in unit_tensors(plan.arch, unit) if axis is None or axis in each.axes)
+
+
+def _less(row: Row, part: Row) -> Row:
+    """A row without the bytes of `part`; its calls stay, for each moves something else besides."""
+    return replace(
+        row,
+        payload_bytes=row.payload_bytes - part.payload_bytes,
+        sent_bytes=row.sent_bytes - part.sent_bytes,
+        wire_bytes=row.wire_bytes - part.wire_bytes,
     )
 
 

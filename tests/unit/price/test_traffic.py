@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.arch.parameters import unit_tensors
+from meshwright.arch.tensors import LogicalAxis
 from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Phase
 from meshwright.plan.folds.ledger import Row, ledger
@@ -79,3 +81,21 @@ def test_rows_on_a_cpu_are_those_of_the_transport() -> None:
     price = ask(*SMALL, "mesh.dp=2", "batch.global=4", cluster="local")
     assert price.traffic == ledger(price.plan, 0, transport=Transport.DIRECT)
     assert replace(price, rank=1).traffic == ledger(price.plan, 1, transport=Transport.DIRECT)
+
+
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v3"])
+@pytest.mark.parametrize(("zero", "scale"), [(0, 1), (1, 1), (2, 4), (3, 4)])
+def test_experts_meet_those_that_share_them_only(model: str, zero: int, scale: int) -> None:
+    """On ep a rank has its own experts: they were summed over all replicas, 187 GB a step where 6 GB are shared."""
+    step = ("data.sequence_length=256", "batch.micro=1", "batch.global=32", "precision.compute=bfloat16")
+    price = ask(f"model.preset={model}", *step, "mesh.dp=2", "mesh.ep=4", f"parallel.zero={zero}", gpus=8)
+    arch = price.plan.arch
+    tensors = [each for unit in range(arch.head_unit + 1) for each in unit_tensors(arch, unit)]
+    experts = sum(each.numel for each in tensors if LogicalAxis.EXPERTS in each.axes)
+    dense = sum(each.numel for each in tensors) - experts
+    found = {row.group: row for row in price.traffic if row.phase is Phase.REDUCE}
+    assert found[GroupName.EXPERT].ranks == 2
+    assert found[GroupName.EXPERT].payload_bytes == scale * 4 * experts // 4
+    assert found[GroupName.DENSE].payload_bytes == pytest.approx(scale * 4 * dense, rel=1e-4)
+    alone = ask(f"model.preset={model}", *step, "mesh.dp=1", "mesh.ep=4", gpus=4)
+    assert not [row for row in alone.traffic if row.group is GroupName.EXPERT]
