@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse
+from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse, table, whole
 
 __all__ = ["DIALECT"]
 
@@ -20,10 +20,11 @@ def _read(text: str) -> Reading:
     given = _yaml(text)
     keys: Keys = {}
     notes = [_LOSS]
-    sizes = given.get("parallelism_config") or {}
-    at = {name: int(sizes.get(f"{_SIZES}{name}_size", 1)) for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
-    fsdp = given.get("fsdp_config") or {}
-    processes = int(given.get("num_processes", 1))
+    sizes = table(Format.ACCELERATE, given, "parallelism_config")
+    names = {name: f"{_SIZES}{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
+    at = {name: whole(Format.ACCELERATE, theirs, sizes.get(theirs, 1)) for name, theirs in names.items()}
+    fsdp = table(Format.ACCELERATE, given, "fsdp_config")
+    processes = whole(Format.ACCELERATE, "num_processes", given.get("num_processes", 1))
     if not sizes:
         kind = str(given.get("distributed_type", "NO"))
         known = {"FSDP": "dp_shard", "MULTI_GPU": "dp_replicate", "MULTI_CPU": "dp_replicate", "NO": "dp_replicate"}
@@ -102,6 +103,8 @@ def _yaml(text: str) -> dict[str, Any]:
     stack: list[tuple[int, dict[str, Any]]] = [(-1, root)]
     for number, line in enumerate(text.splitlines(), 1):
         bare = line.split(" #")[0].rstrip()
+        if "\t" in bare:
+            raise refuse(Format.ACCELERATE, f"line {number}: {bare.strip()}", "files are indented with spaces")
         if not bare.strip() or bare.lstrip().startswith(("#", "---")):
             continue
         depth = len(bare) - len(bare.lstrip())
@@ -115,6 +118,8 @@ def _yaml(text: str) -> dict[str, Any]:
             stack[-1][1][name] = child
             stack.append((depth, child))
         else:
+            if value.strip()[0] in "[{&*|>":
+                raise refuse(Format.ACCELERATE, f"line {number}: {bare.strip()}", "files hold `name: value` lines")
             stack[-1][1][name] = _scalar(value.strip())
     return root
 

@@ -51,6 +51,8 @@ def convert(
     """
     run, notes = _run(text, source, words)
     run = _filled(run, ranks)
+    if ranks is not None:
+        resolve_degrees(run, ranks)
     if target is Format.MESHWRIGHT:
         return Conversion(dump_run(run), run, tuple(notes), ())
     dialect, arch = DIALECTS[target], arch_from_model(run.model)

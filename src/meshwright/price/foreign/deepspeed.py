@@ -6,10 +6,11 @@ train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from meshwright.config.errors import RequestError
-from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse
+from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse, table, whole
 
 __all__ = ["DIALECT"]
 
@@ -26,12 +27,17 @@ def _read(text: str) -> Reading:
         given = json.loads(text)
     except json.JSONDecodeError as error:
         raise RequestError("the file", f"is no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise RequestError("the file", "is no DeepSpeed configuration: an object is wanted", ("{...}",))
     keys: Keys = {}
     notes = [_LOSS]
     batch, micro = given.get("train_batch_size"), given.get("train_micro_batch_size_per_gpu")
     steps = given.get("gradient_accumulation_steps")
     if "auto" in (batch, micro, steps):
         raise refuse(Format.DEEPSPEED, '"auto"', "leaves batch sizes to another program; here they must be numbers")
+    for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        if given.get(name) is not None:
+            whole(Format.DEEPSPEED, name, given[name])
     if micro is None and batch and steps:
         raise refuse(Format.DEEPSPEED, "train_micro_batch_size_per_gpu", "derives it from the ranks; give it", ("1",))
     keys["batch.micro"] = micro or 1
@@ -44,59 +50,61 @@ def _read(text: str) -> Reading:
         keys["batch.global"] = batch
     else:
         notes.append("train_batch_size is not given: batch.global stays; it is micro x accumulation x ranks there")
-    keys["mesh.tp"] = given.get("tensor_parallel", {}).get("autotp_size", 1)
-    if (ways := given.get("sequence_parallel_size", 1)) > 1:
+    keys["mesh.tp"] = table(Format.DEEPSPEED, given, "tensor_parallel").get("autotp_size", 1)
+    if (ways := whole(Format.DEEPSPEED, "sequence_parallel_size", given.get("sequence_parallel_size", 1))) > 1:
         keys |= {"mesh.cp": ways, "parallel.context": "ulysses"}
         if isinstance(keys["mesh.dp"], int):
             notes.append("sequence_parallel_size: their data-parallel ranks include it")
-    _read_zero(given.get("zero_optimization", {}), keys, notes)
+    _read_zero(table(Format.DEEPSPEED, given, "zero_optimization"), keys, notes)
     _read_training(given, keys, notes)
     if unknown := sorted(set(given) - _KNOWN):
         notes.append(f"not read: {', '.join(unknown)}")
     return Reading(keys, tuple(notes))
 
 
-def _read_zero(zero: dict[str, Any], keys: Keys, notes: list[str]) -> None:
+def _read_zero(zero: Mapping[str, Any], keys: Keys, notes: list[str]) -> None:
     keys["parallel.zero"] = zero.get("stage", 0)
     if (size := zero.get("mics_shard_size", -1)) > 0:
         keys["parallel.zero_shard_within"] = size
     if (size := zero.get("zero_hpz_partition_size", 1)) > 1:
         notes.append(f"zero_hpz_partition_size {size} keeps a second copy of parameters; ours has no such copy")
-    if zero.get("offload_optimizer", {}).get("device", "none") != "none":
+    if table(Format.DEEPSPEED, zero, "offload_optimizer").get("device", "none") != "none":
         keys["parallel.offload"] = "optimizer"
         notes.append("offloaded optimizers update on the CPU there; ours visit the device")
-    if zero.get("offload_param", {}).get("device", "none") != "none":
+    if table(Format.DEEPSPEED, zero, "offload_param").get("device", "none") != "none":
         keys["parallel.offload"] = "params"
     if zero.get("stage", 0) == 3:
         notes.append("ZeRO-3 releases after every module and within reuse distances there; ours after every block")
 
 
 def _read_training(given: dict[str, Any], keys: Keys, notes: list[str]) -> None:
-    if given.get("bf16", {}).get("enabled"):
+    if table(Format.DEEPSPEED, given, "bf16").get("enabled"):
         keys["precision.compute"] = "bfloat16"
-    elif given.get("fp16", {}).get("enabled"):
+    elif table(Format.DEEPSPEED, given, "fp16").get("enabled"):
         keys["precision.compute"] = "float16"
-    if dtype := given.get("data_types", {}).get("grad_accum_dtype"):
-        keys["precision.reduce"] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[dtype]
+    if dtype := table(Format.DEEPSPEED, given, "data_types").get("grad_accum_dtype"):
+        known = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+        if dtype not in known:
+            raise refuse(Format.DEEPSPEED, f"grad_accum_dtype: {dtype}", "has no such type", tuple(known))
+        keys["precision.reduce"] = known[dtype]
     if "gradient_clipping" in given:
         keys["optimizer.clip_norm"] = given["gradient_clipping"]
     if "seed" in given:
         keys["seed"] = given["seed"]
-    optimizer = given.get("optimizer", {})
+    optimizer = table(Format.DEEPSPEED, given, "optimizer")
+    values = table(Format.DEEPSPEED, optimizer, "params")
     kind = str(optimizer.get("type", "AdamW")).lower()
     if optimizer:
         if kind not in ("adam", "adamw", "sgd"):
-            raise refuse(
-                Format.DEEPSPEED, f'optimizer.type = "{optimizer["type"]}"', "has it, ours has not", ("AdamW",)
-            )
+            raise refuse(Format.DEEPSPEED, f'optimizer.type = "{kind}"', "has it, ours has not", ("AdamW",))
         keys["optimizer.kind"] = "sgd" if kind == "sgd" else "adamw"
         names = {"lr": "learning_rate", "betas": "betas", "eps": "eps", "weight_decay": "weight_decay"}
-        keys |= {f"optimizer.{ours}": optimizer["params"][name] for name, ours in names.items()
-                 if name in optimizer.get("params", {})}  # fmt: skip
-        if kind == "adam" and not optimizer["params"].get("adam_w_mode", True):
+        keys |= {f"optimizer.{ours}": values[name] for name, ours in names.items()
+                 if name in values}  # fmt: skip
+        if kind == "adam" and not values.get("adam_w_mode", True):
             notes.append("adam_w_mode false: decay is added to gradients there; ours is decoupled")
-    scheduler = given.get("scheduler", {})
-    values = scheduler.get("params", {})
+    scheduler = table(Format.DEEPSPEED, given, "scheduler")
+    values = table(Format.DEEPSPEED, scheduler, "params")
     shapes = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
     if scheduler.get("type") in shapes:
         keys["optimizer.schedule"] = shapes[scheduler["type"]]

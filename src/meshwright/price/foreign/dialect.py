@@ -11,7 +11,7 @@ from meshwright.arch.arch import Arch
 from meshwright.config.errors import RequestError
 from meshwright.config.schema import RunConfig
 
-__all__ = ["Dialect", "Format", "Keys", "Reading", "Source", "refuse"]
+__all__ = ["Dialect", "Format", "Keys", "Reading", "Source", "refuse", "table", "whole"]
 
 Keys = dict[str, Any]
 """`section.key` -> value, as in a run file."""
@@ -67,6 +67,21 @@ class Dialect:
     write: Callable[[Source], str]
     differences: Callable[[Source], list[str]]
     sections: frozenset[str]
+
+
+def table(format_: Format, given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The table called `name`, empty where it is not given. Raises RequestError for what is no table."""
+    value = given.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise refuse(format_, f"{name}: {value}", "wants a table there")
+    return value
+
+
+def whole(format_: Format, name: str, value: Any, least: int = 1) -> int:
+    """A whole number of at least `least`. Raises RequestError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise refuse(format_, f"{name}: {value}", f"wants a whole number of at least {least} there")
+    return value
 
 
 def refuse(format_: Format, named: str, rule: str, works: tuple[str, ...] = ()) -> RequestError:

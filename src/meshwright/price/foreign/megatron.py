@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.arch.arch import Norm
-from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse
+from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse, whole
 
 __all__ = ["DIALECT"]
 
@@ -34,6 +34,8 @@ _NUMBERS = {  # name -> our key; plain numbers
     "log-interval": "train.log_every",
     "eval-interval": "train.eval_every", "moe-aux-loss-coeff": "moe.auxiliary_loss", "moe-z-loss-coeff": "moe.z_loss",
 }  # fmt: skip
+_DEGREES = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
+            "expert-model-parallel-size", "num-layers", "hidden-size", "num-attention-heads")  # fmt: skip
 _FLAGS = {"sequence-parallel", "use-distributed-optimizer", "use-megatron-fsdp", "swiglu", "disable-bias-linear",
           "group-query-attention", "untie-embeddings-and-output-weights", "add-qkv-bias", "qk-layernorm", "bf16",
           "fp16",
@@ -57,6 +59,8 @@ def _read(text: str) -> Reading:
     for name, value in given.items():
         if name in _NUMBERS:
             keys[_NUMBERS[name]] = _number(name, value)
+    for name in _DEGREES:
+        _whole(given, name)
     _read_model(given, keys)
     _read_layout(given, keys, notes)
     _read_training(given, keys, notes)
@@ -95,7 +99,11 @@ def _words(text: str) -> tuple[dict[str, str], int]:
             ranks = int(parts[1]) if len(parts) == 2 and parts[0] == "ranks" and parts[1].isdecimal() else ranks
         else:
             lines.append(line.rstrip("\\"))
-    words, given, name = shlex.split("\n".join(lines)), {}, ""
+    try:
+        words = shlex.split("\n".join(lines))
+    except ValueError as error:
+        raise refuse(Format.MEGATRON, "the file", f"arguments are words of a shell: {error}") from None
+    given, name = {}, ""
     for word in words:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
@@ -112,9 +120,20 @@ def _number(name: str, value: str) -> int | float:
         raise refuse(Format.MEGATRON, f"--{name} {value}", "wants a number there") from None
 
 
+def _whole(given: dict[str, str], name: str, default: int = 1) -> int:
+    """The first word of an argument that is a whole number of at least 1."""
+    if name not in given:
+        return default
+    number = _number(name, (given[name].split() or [""])[0])
+    return whole(Format.MEGATRON, f"--{name}", number)
+
+
 def _read_model(given: dict[str, str], keys: Keys) -> None:
     if "num-layers" not in given:
         return
+    for name in ("hidden-size", "num-attention-heads"):
+        if name not in given:
+            raise refuse(Format.MEGATRON, f"--{name}", "wants it beside --num-layers", (f"--{name} N",))
     rope = given.get("position-embedding-type", "learned_absolute") == "rope"
     routed = "num-experts" in given
     family = "gpt2"
@@ -127,11 +146,11 @@ def _read_model(given: dict[str, str], keys: Keys) -> None:
     keys["model.family"] = family
     keys["model.tie_embeddings"] = "untie-embeddings-and-output-weights" not in given
     if "group-query-attention" in given and "num-query-groups" in given:
-        keys["model.kv_heads"] = int(given["num-query-groups"])
+        keys["model.kv_heads"] = _whole(given, "num-query-groups")
     else:
         keys["model.kv_heads"] = keys["model.heads"]
     if "max-position-embeddings" in given:
-        keys["model.max_positions"] = int(given["max-position-embeddings"])
+        keys["model.max_positions"] = _whole(given, "max-position-embeddings")
     if "ffn-hidden-size" not in given:
         keys["model.ffn"] = 4 * keys["model.hidden"]
 
@@ -143,16 +162,19 @@ def _read_layout(given: dict[str, str], keys: Keys, notes: list[str]) -> None:
         strategies = {name: stage for stage, name in _SHARDED.items()}
         keys["parallel.zero"] = strategies.get(given.get("data-parallel-sharding-strategy", ""), 0)
     pp = keys.get("mesh.pp", 1)
-    if per := given.get("num-layers-per-virtual-pipeline-stage"):
-        keys["parallel.chunks"] = keys["model.layers"] // pp // int(per)
+    if "num-layers-per-virtual-pipeline-stage" in given:
+        per = _whole(given, "num-layers-per-virtual-pipeline-stage")
+        keys["parallel.chunks"] = keys.get("model.layers", 0) // pp // per
     if layout := given.get("pipeline-model-parallel-layout"):
         keys["parallel.stages"] = [_blocks(part) for part in layout.split("|")]
         keys["parallel.chunks"] = len(keys["parallel.stages"]) // pp
     if keys.get("parallel.chunks", 1) > 1:
         keys["parallel.schedule"] = "interleaved"
-    kind = given.get("cp-comm-type", "p2p").split()[0]
+    kind = (given.get("cp-comm-type", "p2p").split() or [""])[0]
+    if kind not in ("a2a+p2p", *_CONTEXT.values()):
+        raise refuse(Format.MEGATRON, f"--cp-comm-type {kind}", "has no such kind", tuple(_CONTEXT.values()))
     if kind == "a2a+p2p":
-        keys["parallel.context_inner"] = int(given.get("hierarchical-context-parallel-sizes", "1").split()[0])
+        keys["parallel.context_inner"] = _whole(given, "hierarchical-context-parallel-sizes")
     else:
         keys["parallel.context"] = {theirs: ours for ours, theirs in _CONTEXT.items()}[kind]
     keys["parallel.recompute"] = given.get("recompute-granularity", "none")
@@ -160,11 +182,11 @@ def _read_layout(given: dict[str, str], keys: Keys, notes: list[str]) -> None:
     keys["parallel.offload"] = "optimizer" if "optimizer-cpu-offload" in given else "none"
     if "use-tp-pp-dp-mapping" in given:
         keys["mesh.order"] = ["dp", "pp", "ep", "cp", "tp"]
-    etp = given.get("expert-tensor-parallel-size")
-    if etp is not None and int(etp) != keys.get("mesh.tp", 1):
+    etp = _whole(given, "expert-tensor-parallel-size", keys.get("mesh.tp", 1))
+    if etp != keys.get("mesh.tp", 1):
         rule = "cuts experts otherwise than the rest over the tensor axis, which ours cannot"
         raise refuse(Format.MEGATRON, f"--expert-tensor-parallel-size {etp}", rule, (str(keys.get("mesh.tp", 1)),))
-    instances = int(given.get("num-distributed-optimizer-instances", "1"))
+    instances = _whole(given, "num-distributed-optimizer-instances")
     if instances > 1:
         notes.append(f"{instances} optimizer instances: parallel.zero_shard_within is the replicas over {instances}")
     if keys["parallel.recompute"] == "selective":
@@ -191,7 +213,8 @@ def _read_training(given: dict[str, str], keys: Keys, notes: list[str]) -> None:
     if "lr-decay-style" in given:
         keys["optimizer.schedule"] = given["lr-decay-style"]
     if {"adam-beta1", "adam-beta2"} & set(given):
-        keys["optimizer.betas"] = [float(given.get("adam-beta1", "0.9")), float(given.get("adam-beta2", "0.999"))]
+        usual = {"adam-beta1": "0.9", "adam-beta2": "0.999"}
+        keys["optimizer.betas"] = [float(_number(name, given.get(name, beta))) for name, beta in usual.items()]
     kind = given.get("optimizer", "adam")
     keys["optimizer.kind"] = {"adam": "adamw"}.get(kind, kind)
     if "bf16" in given or "fp16" in given:

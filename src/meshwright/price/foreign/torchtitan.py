@@ -15,7 +15,7 @@ import tomli_w
 
 from meshwright.arch.catalogue import preset
 from meshwright.config.errors import RequestError
-from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse
+from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse, whole
 
 __all__ = ["DIALECT"]
 
@@ -31,6 +31,10 @@ _WHERE_ON = frozenset({"checkpoint.interval", "parallelism.enable_async_tensor_p
 """Written where they are on: off is their default, and not every release knows the second."""
 
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
+_DEGREES = tuple(f"parallelism.{name}_degree" for name in (
+    "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "data_parallel_replicate",
+    "data_parallel_shard", "expert_tensor_parallel",
+))  # fmt: skip
 _SAME = {  # path -> key
     "training.seq_len": "data.sequence_length", "training.steps": "train.steps",
     "training.global_batch_size": "batch.global", "training.max_norm": "optimizer.clip_norm", "debug.seed": "seed",
@@ -51,6 +55,9 @@ def _read(text: str) -> Reading:
         raise RequestError("the file", f"is no TOML: {error}") from None
     flat = {f"{section}.{name}": value for section, table in tables.items() if isinstance(table, dict)
             for name, value in table.items()}  # fmt: skip
+    for path in (*_DEGREES, "training.local_batch_size"):
+        if flat.get(path, -1) != -1:
+            whole(Format.TORCHTITAN, path, flat[path])
     keys: Keys = {key: flat[path] for path, key in _SAME.items() if path in flat}
     notes = ["loss: divided by the trained tokens of the global batch there too"]
     _read_model(flat, keys, notes)

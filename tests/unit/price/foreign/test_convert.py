@@ -134,3 +134,40 @@ def test_from_one_stranger_to_another() -> None:
     done = convert(text, Format.DEEPSPEED, Format.ACCELERATE, ("model.preset=llama3-70b",))
     assert "parallelism_config_dp_shard_size: 64" in done.text
     assert change_run(done.run, ()) == done.run
+
+
+@pytest.mark.parametrize(
+    ("format_", "text", "told"),
+    [
+        (Format.MEGATRON, "--num-layers abc", "wants a number"),
+        (Format.MEGATRON, "--num-layers 4", "--hidden-size"),
+        (Format.MEGATRON, "--tensor-model-parallel-size 0", "at least 1"),
+        (Format.MEGATRON, "--tensor-model-parallel-size", "wants a number"),
+        (Format.MEGATRON, "--cp-comm-type fast", "p2p"),
+        (Format.MEGATRON, "--adam-beta1 x", "wants a number"),
+        (Format.MEGATRON, "--num-distributed-optimizer-instances x", "wants a number"),
+        (Format.MEGATRON, "--data-path 'open", "shell"),
+        (Format.DEEPSPEED, "[1, 2]", "an object is wanted"),
+        (Format.DEEPSPEED, '{"zero_optimization": 3}', "wants a table"),
+        (Format.DEEPSPEED, '{"zero_optimization": {"offload_param": "cpu"}}', "wants a table"),
+        (Format.DEEPSPEED, '{"train_batch_size": 0}', "at least 1"),
+        (Format.DEEPSPEED, '{"train_batch_size": "8"}', "at least 1"),
+        (Format.DEEPSPEED, '{"optimizer": {"params": {"lr": 1}}, "data_types": {"grad_accum_dtype": "x"}}', "fp32"),
+        (Format.ACCELERATE, "fsdp_config: 7", "wants a table"),
+        (Format.ACCELERATE, "num_processes: many", "whole number"),
+        (Format.ACCELERATE, "names: [1", "name: value"),
+        (Format.TORCHTITAN, '[parallelism]\ntensor_parallel_degree = "x"', "whole number"),
+        (Format.TORCHTITAN, "[training]\nlocal_batch_size = 0", "at least 1"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(format_: Format, text: str, told: str) -> None:
+    """Some of these were an AttributeError or a KeyError of the reader, and exit code 1."""
+    with pytest.raises(RequestError, match=told):
+        convert(text, format_, OURS, ranks=4)
+
+
+def test_ranks_that_the_file_contradicts_are_refused() -> None:
+    text = '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}'
+    assert convert(text, Format.DEEPSPEED, OURS, ranks=4).run.mesh.dp == 4
+    with pytest.raises(RequestError, match="3 ranks"):
+        convert(text, Format.DEEPSPEED, OURS, ranks=3)
