@@ -19,9 +19,10 @@ from typing import Any
 from meshwright.config.errors import RequestError
 from meshwright.config.load import read_tables
 from meshwright.config.overrides import parse_overrides
-from meshwright.price.cluster import Cluster, Cost, Device, Network, Node, Software
+from meshwright.price.cluster import Cluster, Cost, Device, Network, Node, Software, year_month
 from meshwright.price.constants import VALUES
 
+_RATES = ("bytes", "bytes_per_s", "gain_alone")
 _SECTIONS: Mapping[str, type] = {
     "device": Device, "node": Node, "network": Network, "software": Software, "price": Cost,
 }  # fmt: skip
@@ -115,6 +116,11 @@ def _section(key: str, kind: type, table: Any, problems: list[RequestError]) -> 
             given[name] = _value(f"cluster.{key}.{name}", value, types_of[name])
         except RequestError as problem:
             problems.append(problem)
+    unknown_at_zero = {name for name, field in fields.items() if field.default == 0.0}
+    for name, value in given.items():
+        if value == 0 and name.endswith(_RATES) and name not in unknown_at_zero:
+            shown = f"cluster.{key}.{name}"
+            problems.append(RequestError(f"{shown} = 0", "must be above 0", (f"{shown}=1e9",)))
     missing = [name for name, field in fields.items() if _is_required(field) and name not in given]
     if missing and not any(problem.value.startswith(f"cluster.{key}") for problem in problems):
         problems.append(RequestError(f"cluster [{key}]", f"needs {', '.join(missing)}"))
@@ -129,7 +135,7 @@ def _value(name: str, value: Any, kind: Any) -> Any:
     if typing.get_origin(kind) is not None and not isinstance(kind, types.UnionType):
         if not isinstance(value, Mapping) or not value:
             raise RequestError(f"{name} = {value}", "must be a table of rates by dtype", (f"{name}={{bfloat16=1e12}}",))
-        return {str(key): _number(f"{name}.{key}", each) for key, each in value.items()}
+        return {str(key): _rate(f"{name}.{key}", each) for key, each in value.items()}
     if isinstance(kind, type) and issubclass(kind, Enum):
         known = [str(each.value) for each in kind]
         if value not in known:
@@ -140,6 +146,8 @@ def _value(name: str, value: Any, kind: Any) -> Any:
             raise RequestError(f"{name} = {value}", "must be true or false", ("true", "false"))
         return value
     if kind is str:
+        if name.endswith(".release") and value != "":
+            year_month(str(value))
         return str(value)
     number = _number(name, value, least=-1.0 if kind is int else 0.0)
     if kind is int and (number != int(number) or (name.endswith(("devices", "processors")) and number < 1)):
@@ -153,6 +161,13 @@ def _number(name: str, value: Any, least: float = 0.0) -> float:
     if not least <= value < float("inf"):
         raise RequestError(f"{name} = {value}", "must be a finite number, not negative")
     return float(value)
+
+
+def _rate(name: str, value: Any) -> float:
+    number = _number(name, value)
+    if number == 0:
+        raise RequestError(f"{name} = {value}", "must be above 0", (f"{name}=1e12",))
+    return number
 
 
 def _unknown(shown: str, name: str, known: Iterable[str], prefix: str) -> RequestError:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from meshwright.config.errors import RequestError
+
 
 class Attention(StrEnum):
     """Kernels of attention, oldest first."""
@@ -137,3 +139,11 @@ class Cluster:
     price: Cost = Cost()
     constants: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
+
+
+def year_month(release: str) -> tuple[int, int]:
+    """(year, month) of `Software.release`, the year in two digits; a patch may follow. Raises RequestError."""
+    year, month, *_ = [*release.split("."), ""]
+    if not (year.isdecimal() and month.isdecimal() and 1 <= int(month) <= 12):
+        raise RequestError(f'cluster.software.release = "{release}"', "must be year.month", ('"26.06"',))
+    return int(year) % 100, int(month)

@@ -9,7 +9,7 @@ from meshwright.arch.arch import Arch
 from meshwright.config.choices import Dtype, Family
 from meshwright.config.errors import RequestError
 from meshwright.plan.plan import Plan, Precision
-from meshwright.price.cluster import Attention, Cluster, Elementwise, Following, Host, Loss
+from meshwright.price.cluster import Attention, Cluster, Elementwise, Following, Host, Loss, year_month
 from meshwright.price.constants import VALUES
 from meshwright.price.shapes import Shapes, shapes
 
@@ -127,7 +127,7 @@ class Target:
     def captured(self) -> bool:
         """Whether the stack captures blocks with experts in graphs and runs their exchanges beside other work."""
         software = self.cluster.software
-        return software.grace and (not software.release or _year_month(software.release) >= (26, 6))
+        return software.grace and (not software.release or year_month(software.release) >= (26, 6))
 
     def host_seconds(self, routed: bool) -> float:
         """Seconds the host needs to launch a block, forward and backward."""
@@ -173,11 +173,3 @@ def target_of(plan: Plan, cluster: Cluster, values: Mapping[str, float] = VALUES
 def precision(compute: Dtype, reduce: Dtype = Dtype.FLOAT32, master: Dtype = Dtype.FLOAT32) -> Precision:
     """Types by name, for callers without a plan."""
     return Precision(compute, reduce, master)
-
-
-def _year_month(release: str) -> tuple[int, int]:
-    parts = release.split(".")
-    try:
-        return int(parts[0]) % 100, int(parts[1]) if len(parts) > 1 else 0
-    except ValueError:
-        raise RequestError(f'cluster.software.release = "{release}"', "must be year.month", ('"26.06"',)) from None

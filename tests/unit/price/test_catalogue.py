@@ -94,3 +94,19 @@ def test_no_constant_belongs_to_a_model_or_a_publication() -> None:
         published.source(row) for row in published.rows()
     }
     assert not [name for name in CONSTANTS if any(word in name for word in known)]
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["network.bytes_per_s=0", "node.link_bytes_per_s=0", "device.memory_bytes=0", "device.memory_bytes_per_s=0",
+     "device.matrix_flops={bfloat16=0}", "node.gain_alone=0", "software.release=abc", "software.release=26.13"],
+)  # fmt: skip
+def test_values_that_no_price_can_be_made_of_are_refused(word: str) -> None:
+    """A rate of 0 was divided by: two warnings and a wrong time."""
+    with pytest.raises(RequestError, match="must be"):
+        cluster_of("h100-sxm", [f"cluster.{word}"])
+
+
+def test_rates_that_are_unknown_may_be_zero() -> None:
+    cluster = cluster_of("h100-sxm", ["cluster.network.measured_bytes_per_s=0", "cluster.software.release=26.04.01"])
+    assert cluster.network.measured_bytes_per_s == 0
