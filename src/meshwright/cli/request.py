@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from meshwright.config.schema import RunConfig
     from meshwright.plan.plan import Plan
 
-__all__ = ["load", "natural", "planned", "positive", "run_file_arguments", "split_request"]
+__all__ = ["load", "natural", "planned", "positive", "run_file_arguments", "split_request", "writable"]
 
 
 def run_file_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +67,16 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no number of at least 1")
     return int(text)
+
+
+def writable(text: str) -> Path:
+    """Read an argument that names a file to be written: its folder is there, and it is no folder itself."""
+    file = Path(text)
+    if not text or file.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a folder; a file is wanted")
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {file.parent}")
+    return file
 
 
 def natural(text: str) -> int:

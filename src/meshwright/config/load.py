@@ -84,7 +84,8 @@ def read_tables(path: Path) -> dict[str, Any]:
             str(path), "is a folder; a run file is wanted", (str(inside),) if inside.is_file() else ()
         ) from None
     except FileNotFoundError:
-        beside = sorted(str(each) for each in path.parent.glob("*.toml"))[:3] if path.parent.is_dir() else []
+        files = path.parent.glob("*.toml") if path.parent.is_dir() else ()
+        beside = sorted(str(each) for each in files if each.name != "pyproject.toml")[:3]
         raise RequestError(str(path), "there is no such file", beside) from None
     except OSError as error:
         raise RequestError(str(path), f"cannot be read: {error.strerror or error}") from None

@@ -95,6 +95,9 @@ def mesh_rules(space: Space, mesh: Mesh) -> str | None:
         if arch.kv_heads % tp and tp % arch.kv_heads:
             return f"tp must divide the {arch.kv_heads} key/value heads, or be a multiple of them"
         return "tp must divide the feed-forward width"
+    stages = space.fixed.get("parallel.stages")
+    if stages and (len(stages) % pp or (len(stages) > 1 and not list(_schedules(space, pp)))):
+        return f"pp x chunks must be the {len(stages)} stages of parallel.stages"
     if pp > arch.layers:
         return f"pp must be at most the {arch.layers} blocks"
     rule = context.length_rule(space.target.sequence, cp) or expert.degree_rule(arch, ep)
@@ -146,7 +149,8 @@ def _contexts(space: Space, cp: int) -> list[tuple[Context, int]]:
     kinds = [Context(each) for each in space.allowed("parallel.context", tuple(Context))]
     inners = space.allowed("parallel.context_inner", [each for each in (1, 2, 4, 8) if each < cp])
     ring = [(Context.RING, inner) for inner in inners if cp % inner == 0]
-    return [*(ring if Context.RING in kinds else ()), *((kind, 1) for kind in kinds if kind is not Context.RING)]
+    whole = [(kind, 1) for kind in kinds if kind is not Context.RING and 1 in inners]  # only rings have groups inside
+    return [*(ring if Context.RING in kinds else ()), *whole]
 
 
 def around(space: Space, mesh: Mesh, near: int) -> tuple[dict[str, Array], list[tuple[int, ...]]]:
@@ -159,9 +163,9 @@ def around(space: Space, mesh: Mesh, near: int) -> tuple[dict[str, Array], list[
     rows: list[tuple[float, ...]] = []
     stages: list[tuple[int, ...]] = []
     for schedule, chunks in _schedules(space, pp):
-        counts = stage_counts(
-            space.target.arch.layers, pp * chunks, _head_blocks(space.target.arch, space.target.sequence)
-        )
+        head = _head_blocks(space.target.arch, space.target.sequence)
+        given = space.fixed.get("parallel.stages") if pp > 1 else None
+        counts = tuple(given) if given else stage_counts(space.target.arch.layers, pp * chunks, head)
         stages.append(counts)
         cut = outline(_held(counts, pp, schedule))
         for zero, shards, reshard in _shardings(space, dp * ep * cp, near):
@@ -173,8 +177,10 @@ def around(space: Space, mesh: Mesh, near: int) -> tuple[dict[str, Array], list[
 
 
 def _schedules(space: Space, pp: int) -> Iterator[tuple[Schedule, int]]:
+    given = space.fixed.get("parallel.stages")
     if pp == 1:
-        yield Schedule.ONE_F_ONE_B, 1
+        if given is None or len(given) == 1:
+            yield Schedule.ONE_F_ONE_B, 1
         return
     layers = space.target.arch.layers
     wanted = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, *((Schedule.ZB_H1, Schedule.ZB_V) if space.split else ()))
@@ -184,7 +190,11 @@ def _schedules(space: Space, pp: int) -> Iterator[tuple[Schedule, int]]:
         for chunks in range(least, most + 1):
             # Chunks that do not divide make the fullest stage longer than one chunk fewer does.
             even = chunks == least or any((layers + extra) % (pp * chunks) == 0 for extra in (0, 1, 2))
-            if pp * chunks <= layers and even and space.fixed.get("parallel.chunks", chunks) == chunks:
+            if given is not None:
+                legal = pp * chunks == len(given)
+            else:
+                legal = pp * chunks <= layers and even
+            if legal and space.fixed.get("parallel.chunks", chunks) == chunks:
                 yield schedule, chunks
 
 

@@ -44,7 +44,15 @@ def planned(run: RunConfig, arch: Arch, gpus: int | None = None) -> Plan:
     try:
         return resolve(run, arch, gpus)
     except RequestError as error:
-        if gpus is not None and "ranks were started" in error.rule:
-            rule = error.rule.replace("ranks were started", "are asked for with --gpus")
-            raise RequestError(error.value, rule, error.nearest) from None
-        raise
+        raise _of_devices(error) from None
+
+
+def _of_devices(error: RequestError) -> RequestError:
+    """The error of a command that starts no ranks: it takes their number from --gpus."""
+    rule = error.rule.replace("ranks were started", "are asked for with --gpus")
+    works = []
+    for each in error.nearest:
+        if each != "a launcher":
+            number = each.removesuffix(" ranks")
+            works.append(f"--gpus {number}" if number != each else each.replace("--ranks", "--gpus"))
+    return RequestError(error.value, rule, works, error.problems)

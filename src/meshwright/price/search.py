@@ -38,6 +38,7 @@ from meshwright.price.memory import memories
 from meshwright.price.price import Price
 from meshwright.price.request import planned
 from meshwright.price.target import Target
+from meshwright.price.text import counted
 from meshwright.price.times import times
 from meshwright.price.weights import weights
 
@@ -107,6 +108,8 @@ class _Found:
     )
     priced: int = 0
     fitting: int = 0
+    moved: int = 0
+    """Of the priced: layouts tried again with their states elsewhere, which no group enumerates."""
 
     def add(self, **columns: np.ndarray) -> None:
         for name, column in columns.items():
@@ -130,6 +133,7 @@ def search(
     run, by = run_of(run), By(by)
     where = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
     space = space_of(run, gpus, where, fixed or {})
+    check_stages(space)
     groups, refused, enumerated = groups_of(space)
     if not groups:
         raise _nothing_legal(space, refused)
@@ -140,8 +144,8 @@ def search(
     rows = _resolved(run, space, groups, points, _order(points, by)[: top * _SPARE], by)[:top]
     pareto = _resolved(run, space, groups, points, _front(points), By.TIME)
     counts = {
-        "enumerated": enumerated,
-        "legal": _legal(space, groups),
+        "enumerated": enumerated + found.moved,
+        "legal": _legal(space, groups) + found.moved,
         "fitting": found.fitting,
         "priced": found.priced,
     }
@@ -159,6 +163,14 @@ def space_of(run: RunConfig, gpus: int, cluster: Cluster, fixed: Mapping[str, An
     target = Target(arch_from_model(run.model), run.data.sequence_length, precision, cluster, adam=adam)
     always = {"parallel.asynchronous_tensor": run.parallel.asynchronous_tensor}
     return Space(target, gpus, run.batch.global_, {**always, **fixed}, split=not run.parallel.compile)
+
+
+def check_stages(space: Space) -> None:
+    """Raises RequestError where stages that stay as they are do not hold each block once."""
+    stages, layers = space.fixed.get("parallel.stages"), space.target.arch.layers
+    if stages and sum(stages) != layers:
+        rule = f"must hold each of the {layers} blocks once"
+        raise RequestError(f"parallel.stages = {stages} (sum {sum(stages)})", rule, ('parallel.stages = "balanced"',))
 
 
 # ---------------------------------------------------------------------------------------------- prices
@@ -223,6 +235,7 @@ def _price_block(
             there = memories(space.target, moved, weights(space.target, moved)).reserved
             good = there <= room
             found.priced += len(moved)
+            found.moved += len(moved)
             if good.any():
                 kept.append(_reached(space, group, number, inside[able][good], outside[able][good], index, there[good]))
     reached = {name: np.concatenate([each[name] for each in kept]) for name in kept[0]}
@@ -322,10 +335,19 @@ def _nothing_legal(space: Space, refused: list[Refusal]) -> RequestError:
     rules: dict[str, int] = {}
     for each in refused:
         rules[each.rule] = rules.get(each.rule, 0) + 1
-    told = "; ".join(f"{rule} ({count} meshes)" for rule, count in sorted(rules.items(), key=lambda item: -item[1])[:3])
+    if not rules:
+        given = [f"{key} = {value}" for key, value in space.fixed.items() if key.startswith("mesh.")]
+        rule = f"has no legal layout: no mesh of so many devices has {' and '.join(given) or 'the keys given'}"
+        return RequestError(f"--gpus {space.gpus}", rule, ("degrees whose product divides --gpus",))
+    most = sorted(rules.items(), key=lambda item: -item[1])[:3]
+    told = "; ".join(f"{rule} ({counted(count, 'mesh')})" for rule, count in most)
     ways = max((size for size in legal.divisors(space.gpus) if space.sequences % size == 0), default=1)
-    nearby = (f"batch.global = {space.gpus}", f"--gpus {ways}")
-    return RequestError(f"--gpus {space.gpus}", f"has no legal layout: {told or 'the keys given leave none'}", nearby)
+    nearby = [f"--gpus {ways}"] if ways < space.gpus else []
+    if "batch.micro" in space.fixed:
+        nearby = ["another batch.micro", *nearby]
+    elif space.sequences % space.gpus:
+        nearby = [f"batch.global = {-(-space.sequences // space.gpus) * space.gpus}", *nearby]
+    return RequestError(f"--gpus {space.gpus}", f"has no legal layout: {told}", nearby)
 
 
 def _nothing_fits(space: Space, groups: list[Group]) -> RequestError:

@@ -24,8 +24,8 @@ def table(price: Price) -> Iterator[str]:
         f"{axis.value} {plan.degrees.on(axis)}" for axis in plan.degrees.order if plan.degrees.on(axis) > 1
     )
     yield f"{plan.degrees.ranks} x {price.cluster.device.name} ({price.cluster.name}): {degrees or 'one rank'}, " + (
-        f"ZeRO-{plan.sharding.stage}, {plan.accumulation} micro-batches of {plan.batch.micro} x "
-        f"{plan.data.sequence_length} tokens"
+        f"ZeRO-{plan.sharding.stage}, {counted(plan.accumulation, 'micro-batch')} of {plan.batch.micro} x "
+        f"{plan.data.sequence_length} tokens, {plan.precision.compute.value}"
     )
     yield ""
     yield from _time(price)
@@ -105,4 +105,13 @@ def bytes_text(size: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
+    for unit, scale in (("days", 86400.0), ("hours", 3600.0)):
+        if seconds >= 10 * scale:
+            return f"{seconds / scale:,.1f} {unit}"
     return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:.2f} ms"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 mesh`, `2 meshes`, `1 micro-batch`."""
+    plural = noun + ("es" if noun.endswith(("s", "h")) else "s")
+    return f"{number:,} {noun if number == 1 else plural}"

@@ -84,3 +84,32 @@ def test_planning_imports_no_torch() -> None:
         "assert main(['plan', '--gpus', '2', '--top', '1']) == 0; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["plan", *SMALL, "--html", "nowhere/page.html"], "no folder nowhere"),
+        (["plan", *SMALL, "--write", "."], "is a folder"),
+        (["convert", "run.toml", "--from", "meshwright", "--to", "megatron", "--out", "nowhere/x"], "no folder"),
+        (["doctor", "--calibrate", "--out", "nowhere/x.toml"], "no folder"),
+        (["plan", *SMALL, "--tokens", "many"], "no number above 0"),
+        (["plan", *SMALL, "--checkpoint-seconds", "4"], "--mtbf-hours"),
+        (["plan", *SMALL, "--restart-seconds", "4"], "--mtbf-hours"),
+        (["estimate", "mesh.dp=2", "--why", ""], "no figure"),
+        (["estimate", "mesh.dp=fill"], "--gpus N"),
+        (["estimate", "mesh.dp=fill", "mesh.tp=3", "--gpus", "8"], "--gpus 9"),
+    ],
+)
+def test_mistakes_are_told_before_any_work(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that is not there was told after the search, with exit code 1."""
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("error:")) == ("", 1)
+    assert told in err
+    assert "--ranks" not in err
+
+
+def test_an_estimate_says_in_what_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "mesh.dp=2", "batch.global=8", "batch.micro=4"]) == 0
+    assert "1 micro-batch of 4 x 256 tokens, float32" in capsys.readouterr().out

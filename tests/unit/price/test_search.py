@@ -139,3 +139,37 @@ def test_advice_prices_habits_beside_the_winner(sixteen: Ranking) -> None:
 
 def test_the_package_offers_it() -> None:
     assert mw.search is search
+
+
+MODEL = ["model.preset=gpt2", "data.sequence_length=512", "batch.global=16", "precision.compute=bfloat16"]
+
+
+def test_stages_and_groups_that_were_given_stay() -> None:
+    """They were forgotten: `parallel.stages=[4,8]` gave layouts without stages, or with others."""
+    stages = search(load_run(None, MODEL), 4, "h100-sxm", fixed={"parallel.stages": [4, 8]})
+    assert {tuple(row.keys["parallel.stages"]) for row in (*stages.rows, *stages.pareto)} == {(4, 8)}
+    assert any("2 stages of parallel.stages" in each.rule for each in stages.refused)
+    inner = search(load_run(None, MODEL), 4, "h100-sxm", fixed={"mesh.cp": 4, "parallel.context_inner": 2})
+    assert {row.keys["parallel.context_inner"] for row in inner.rows} == {2}
+    with pytest.raises(RequestError, match="each of the 12 blocks once"):
+        search(load_run(None, MODEL), 4, "h100-sxm", fixed={"parallel.stages": [4, 9]})
+
+
+@pytest.mark.parametrize(
+    ("fixed", "told", "wrong"),
+    [({"mesh.tp": 5}, "mesh.tp = 5", "--gpus 4,"), ({"batch.micro": 3}, "another batch.micro", "batch.global")],
+)
+def test_what_works_is_not_what_was_given(fixed: dict[str, int], told: str, wrong: str) -> None:
+    with pytest.raises(RequestError) as error:
+        search(load_run(None, MODEL), 4, "h100-sxm", fixed=fixed)
+    assert told in str(error.value)
+    assert wrong not in str(error.value).partition("what works")[2]
+
+
+def test_counts_are_a_funnel() -> None:
+    """Layouts tried again with their states elsewhere were counted as priced only: more were priced than legal."""
+    big = ["model.preset=llama3-8b", "data.sequence_length=2048", "batch.global=64", "precision.compute=bfloat16"]
+    counts = search(load_run(None, big), 16, "h100-sxm").counts
+    assert counts["enumerated"] >= counts["legal"] >= counts["priced"] >= counts["fitting"]
+    home = search(load_run(None, big), 16, "h100-sxm", fixed={"parallel.offload": "none"}).counts
+    assert home["legal"] < counts["legal"]

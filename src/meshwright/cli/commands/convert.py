@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="source", required=True, choices=_FORMATS, help="the format of FILE")
     parser.add_argument("--to", dest="target", required=True, choices=_FORMATS, help="the format wanted")
     parser.add_argument("--ranks", type=request.positive, metavar="N", help="ranks, where the file does not say")
-    parser.add_argument("--out", metavar="FILE", help="write there instead of to standard output")
+    parser.add_argument("--out", type=request.writable, metavar="FILE", help="written instead of standard output")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,10 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         text = sys.stdin.read() if arguments.file == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(arguments.file, f"cannot be read: {error}") from None
+        reason = "is not text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
+        raise RequestError(arguments.file, f"cannot be read: {reason}") from None
     done = convert(text, Format(arguments.source), Format(arguments.target), tuple(arguments.words), arguments.ranks)
     if arguments.out:
-        Path(arguments.out).write_text(done.text, encoding="utf-8")
+        arguments.out.write_text(done.text, encoding="utf-8")
     if arguments.json:
         print_json({"text": done.text, "notes": list(done.notes), "lost": list(done.lost)})
         return 0

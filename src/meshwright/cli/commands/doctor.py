@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli import request
@@ -40,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate", action="store_true", help="measure matrix rates as well and write a cluster file"
     )
-    parser.add_argument("--out", metavar="FILE", help='the cluster file (without: the one that "local" is read from)')
+    parser.add_argument(
+        "--out", type=request.writable, metavar="FILE", help='the cluster file (without: the one "local" is read from)'
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -101,8 +102,8 @@ def _tell(arguments: argparse.Namespace, known: dict[str, str], measured: Measur
 
     file = None
     if arguments.calibrate:
-        name = Path(arguments.out).stem if arguments.out else "local"
-        file = write_cluster(calibrated(measured, name), Path(arguments.out) if arguments.out else None)
+        name = arguments.out.stem if arguments.out else "local"
+        file = write_cluster(calibrated(measured, name), arguments.out)
     if arguments.json:
         print_json(_object(known, measured) | {"file": None if file is None else str(file)})
         return

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = simulated(plan, cluster).step_seconds if arguments.simulate else None
     if arguments.json:
         print_json(price.to_json() | ({} if seconds is None else {"simulated_seconds": seconds}))
-    elif arguments.why:
+    elif arguments.why is not None:
         print_styled("\n".join(explain(price, arguments.why)), {}, sys.stdout)
     else:
         lines = str(price) + (f"\n\nthe simulated program takes {seconds:.4g} s" if seconds is not None else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ meshwright plan run.toml --gpus 64 --cluster h100-sxm --write best.toml"""
 
 _STYLES = {r"(?m)^\w[^\n]*:$": "bold", r"(?m)^ +1  .*$": "green"}
 _ON_PAGE = 60
+_RESTART_S = 300.0
 _KEPT = ("mesh.", "parallel.", "batch.micro")
 
 
@@ -41,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=request.positive, metavar="N", help="devices (without: those of the run's mesh)")
     parser.add_argument("--by", choices=("time", "cost", "memory"), default="time", help="what layouts are ranked by")
     parser.add_argument("--top", type=request.positive, default=10, metavar="K", help="layouts shown (10)")
-    parser.add_argument("--html", metavar="FILE", help="write a page with all of it, in one file")
-    parser.add_argument("--write", metavar="FILE", help="write the best layout as a run file")
+    parser.add_argument("--html", type=request.writable, metavar="FILE", help="write all of it as one page")
+    parser.add_argument("--write", type=request.writable, metavar="FILE", help="write the best layout as a run file")
     parser.add_argument("--what-if", action="store_true", help="more devices, slower links, longer sequences, others")
     parser.add_argument("--tokens", type=_amount, metavar="N", help="price of training on so many tokens")
     parser.add_argument("--mtbf-hours", type=_amount, metavar="H", help="mean hours between failures of one device")
-    parser.add_argument("--restart-seconds", type=_amount, default=300.0, metavar="S", help="a restart takes (300)")
+    parser.add_argument("--restart-seconds", type=_amount, metavar="S", help="a restart takes (300)")
     parser.add_argument("--checkpoint-seconds", type=_amount, metavar="S", help="a checkpoint blocks (without: priced)")
     parser.add_argument(
         "--lose-rank", type=request.natural, metavar="R", help="what goes with a rank, who still has it"
@@ -62,6 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     from meshwright.price.catalogue import cluster_of
     from meshwright.price.search import search
 
+    for name in ("restart_seconds", "checkpoint_seconds"):
+        if getattr(arguments, name) is not None and arguments.mtbf_hours is None:
+            raise RequestError(f"--{name.replace('_', '-')}", "is a part of goodput", ("--mtbf-hours 50000",))
     path, words = request.split_request(arguments.request)
     own = [word for word in words if word.startswith("cluster.")]
     others = [word for word in words if not word.startswith("cluster.")]
@@ -73,11 +78,11 @@ def run(arguments: argparse.Namespace) -> int:
     ranking = search(run_config, gpus, cluster, arguments.by, top=shown, fixed=fixed)
     advice = Advice(ranking)
     if arguments.write:
-        _write(ranking, Path(arguments.write))
+        _write(ranking, arguments.write)
     if arguments.html:
         from meshwright.report.plan_page import plan_page
 
-        Path(arguments.html).write_text(plan_page(advice), encoding="utf-8")
+        arguments.html.write_text(plan_page(advice), encoding="utf-8")
         print(f"wrote {arguments.html}", file=sys.stderr)
     further = dict(_further(arguments, ranking))
     if arguments.json:
@@ -99,7 +104,7 @@ def _further(arguments: argparse.Namespace, ranking: Ranking) -> Iterator[tuple[
     if arguments.tokens:
         yield "budget", whatif.budget_told(ranking.best.price, arguments.tokens)
     if arguments.mtbf_hours:
-        took = arguments.mtbf_hours, arguments.restart_seconds, arguments.checkpoint_seconds
+        took = arguments.mtbf_hours, arguments.restart_seconds or _RESTART_S, arguments.checkpoint_seconds
         yield "goodput", failures.goodput_told(ranking.best.price, *took)
     devices = ranking.cluster.node.devices
     for name, first, count in (("lose_rank", arguments.lose_rank, 1), ("lose_node", arguments.lose_node, devices)):
@@ -157,18 +162,21 @@ def _lines(advice: Any, top: int) -> Iterator[str]:
         near = f", {lane.near} neighbours in a node" if 1 < lane.near < lane.degree else ""
         yield f"  {lane.axis.value} {lane.degree:<5} {lane.link}{near}; a layer: {lane.layer}; a step: {lane.step}"
     yield from (f"  {line}" for line in collisions(ranking.best.price))
-    yield from ("", "refused:", *_refusals(ranking))
+    yield from ("", "refused:", *(list(_refusals(ranking)) or ["  nothing"]))
 
 
 def _refusals(ranking: Ranking) -> Iterator[str]:
     """By rule, for people: the object of ``--json`` has a row a mesh."""
+    from meshwright.price.text import counted
+
     rules: dict[str, list[Any]] = {}
     for each in ranking.refused:
         rules.setdefault(each.rule.partition(";")[0], []).append(each)
     for rule, rows in sorted(rules.items(), key=lambda item: -sum(row.count for row in item[1]))[:8]:
         example = next((row for row in rows if row.nearest), None)
         near = f"; near {_degrees(example.mesh)}: {example.nearest[0]}" if example else ""
-        yield f"  {sum(row.count for row in rows):>12,} layouts of {len(rows)} meshes: {rule}{near}"
+        layouts, meshes = sum(row.count for row in rows), counted(len({row.mesh for row in rows}), "mesh")
+        yield f"  {counted(layouts, 'layout'):>20} of {meshes}: {rule}{near}"
 
 
 def _degrees(mesh: tuple[int, ...]) -> str:
@@ -192,7 +200,7 @@ def _ranks(run_config: Any) -> int:
 
 
 def _amount(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e18:
-        raise argparse.ArgumentTypeError(f"{text} is no number above 0")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1e18:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is no number above 0")
