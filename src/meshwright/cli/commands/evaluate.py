@@ -39,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
+    from meshwright.checkpoint.errors import CheckpointError
     from meshwright.checkpoint.relayout import on_layout
     from meshwright.launch.environment import Launcher, Place
     from meshwright.launch.local import exit_code, run_ranks
@@ -60,7 +61,10 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         results.append(evaluate_rank(place, RankStatus(), asked, _progress))
     else:
         splits_of(asked)  # what is wrong with the data is told before ranks are started
-        code = exit_code(lambda: results.extend(run_ranks(evaluate_rank, ranks, asked, refusals=REFUSALS)))
+        mistakes = (CheckpointError,)  # a damaged checkpoint is told in one line
+        code = exit_code(
+            lambda: results.extend(run_ranks(evaluate_rank, ranks, asked, mistakes=mistakes, refusals=REFUSALS))
+        )
         if code:
             return code
     result = results[0]
