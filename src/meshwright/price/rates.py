@@ -22,6 +22,7 @@ import numpy as np
 from meshwright.price.calibration import LinkTime, Measured, ProductTime, UnitTime, fit
 from meshwright.price.cluster import Cluster
 from meshwright.price.compute import Units, units
+from meshwright.price.constants import VALUES
 from meshwright.price.layouts import layouts
 from meshwright.price.target import target_of
 
@@ -190,8 +191,6 @@ def _line(times: Sequence[UnitTime], unit: str, way: str) -> tuple[float, float]
 
 
 def _values(cluster: Cluster) -> dict[str, float]:
-    from meshwright.price.constants import VALUES
-
     return {**VALUES, **cluster.constants}
 
 

@@ -1,4 +1,5 @@
-"""What one rank sends in a step: the fold of its program, and what axes without a program of their own declare.
+"""What one rank sends in a step: the fold of its program, and what axes without a program of their own declare (cp, and
+ep, whose experts are taken out of the sums over all replicas).
 
 A program grows with the micro-batches of a step, its rows only in number: those of a long step are read off two short
 ones, exactly (`tests/unit/price/test_traffic.py`).
