@@ -3,7 +3,8 @@
 manifest, container, writer    the format: JSON and safetensors, block digests, fingerprints
 storage, folder                where it lies, and the order in which a folder changes
 source, stream, boxes          reading along moves, in constant memory
-saver, loader, resume          an engine's side of it
+subject: engine, module        what is saved: an engine, or a module under data_parallel
+saver, loader, resume          their side of it
 rewrite, check, huggingface    without an engine: other layouts, proofs, other programs' files
 """
 

@@ -50,6 +50,16 @@ class Progress:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """What is to be saved of one rank: `values` are views, or copies of them, in the order of `planned`."""
+
+    progress: Progress
+    updates: int | None
+    planned: PlannedFile | None
+    values: list[Tensor]
+
+
 class Saver:
     """Writes checkpoints of an engine, or of another subject, into a run folder.
 
@@ -91,18 +101,16 @@ class Saver:
         self.wait()
         views, planned = Views(self._subject.views()), self._subject.planned()
         values = [views.view(piece) for piece in planned.pieces] if planned is not None else []
-        updates = self._subject.updates()
         progress = replace(progress, extra={**progress.extra, **self._subject.extra()})
         if self._asynchronous:
             values = self._copied(values)
-            self._thread = threading.Thread(
-                target=self._in_background, args=(progress, updates, planned, values), name="save"
-            )
+        snapshot = _Snapshot(progress, self._subject.updates(), planned, values)
+        if self._asynchronous:
+            self._thread = threading.Thread(target=self._in_background, args=(snapshot,), name="save")
             self._thread.start()
+        else:
+            self._write(snapshot)
         self.blocked_seconds = time.perf_counter() - begin
-        if not self._asynchronous:
-            self._write(progress, updates, planned, values)
-            self.blocked_seconds = time.perf_counter() - begin
 
     def wait(self) -> None:
         """Return when nothing is in flight. Raises SaveError where the last save failed."""
@@ -134,41 +142,36 @@ class Saver:
             torch.cuda.synchronize()
         return self._buffers
 
-    def _in_background(
-        self, progress: Progress, updates: int | None, planned: PlannedFile | None, values: list[Tensor]
-    ) -> None:
+    def _in_background(self, snapshot: _Snapshot) -> None:
         try:
-            self._write(progress, updates, planned, values)
+            self._write(snapshot)
         except SaveError as error:
             self._failure = error
 
-    def _write(
-        self, progress: Progress, updates: int | None, planned: PlannedFile | None, values: list[Tensor]
-    ) -> None:
+    def _write(self, snapshot: _Snapshot) -> None:
         """`_agreed` for a user: whatever goes wrong is a SaveError."""
+        step = snapshot.progress.step
         try:
-            self._agreed(progress, updates, planned, values)
+            self._agreed(snapshot)
         except SaveError as error:
-            raise SaveError(f"step {progress.step} was not saved: {error}") from None
+            raise SaveError(f"step {step} was not saved: {error}") from None
         except RuntimeError as error:  # what ranks do alone raises nothing: the side channel broke
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise SaveError(f"step {progress.step} was not saved: another rank is gone: {reason}") from error
+            raise SaveError(f"step {step} was not saved: another rank is gone: {reason}") from error
 
-    def _agreed(
-        self, progress: Progress, updates: int | None, planned: PlannedFile | None, values: list[Tensor]
-    ) -> None:
+    def _agreed(self, snapshot: _Snapshot) -> None:
         """What all ranks do together: begin, write, gather, publish. Whatever fails anywhere fails everywhere."""
         begin = time.perf_counter()
         draft, problem = None, ""
         if self._side.rank == 0:
-            draft, problem = self._begun(progress.step)
+            draft, problem = self._begun(snapshot.progress.step)
         said = json.loads(self._side.broadcast(json.dumps([draft and draft.token, problem]).encode()))
         if said[1]:
             raise SaveError(said[1])
-        draft = draft or Draft(progress.step, said[0], self._folder.storage.renames)
-        parts = self._side.gather(self._written(draft, updates, planned, values))
+        draft = draft or Draft(snapshot.progress.step, said[0], self._folder.storage.renames)
+        parts = self._side.gather(self._written(draft, snapshot))
         if self._side.rank == 0:
-            problem = self._published(draft, progress, [json.loads(part) for part in parts])
+            problem = self._published(draft, snapshot.progress, [json.loads(part) for part in parts])
         problem = self._side.broadcast(problem.encode()).decode()
         if problem:
             raise SaveError(problem)
@@ -180,8 +183,9 @@ class Saver:
         except Exception as error:
             return None, _in_words(error, self._folder, self._subject.num_bytes)
 
-    def _written(self, draft: Draft, updates: int | None, planned: PlannedFile | None, values: list[Tensor]) -> bytes:
+    def _written(self, draft: Draft, snapshot: _Snapshot) -> bytes:
         """Write this rank's file; what it has to say of it, or what went wrong, as JSON."""
+        planned, values, updates = snapshot.planned, snapshot.values, snapshot.updates
         if planned is None:
             return json.dumps({"updates": updates}).encode()
         name = draft.data_name(self._side.rank)

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -150,6 +151,45 @@ def test_a_crash_at_every_point_of_the_first_save(
         manifest = resume(engine_of(0), Folder(root), Resume.AUTO, Side())
         assert manifest is None or manifest.step == 1
         assert [name for name in (os.listdir(root / "checkpoints") if root.exists() else []) if "." in name] == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_killed_at_any_of_fifty_points(
+    engines: list[Engine], prints: list[dict[str, int]], tmp_path: Path
+) -> None:
+    """SIGKILL, while the third save is written, in the foreground and behind training: what it flushed is all there
+    is."""
+    saves(engines, tmp_path / "start", 2)
+    killed, seen = 0, set()
+    for asynchronous in (False, True):
+        fuse = Fuse(1 << 30)
+        saver_of(engines[3], fresh(tmp_path / "start", tmp_path / f"dry-{asynchronous}"), fuse).save(Progress(3, 36))
+        writes = [point for point, step in enumerate(fuse.steps) if step.startswith("write")]
+        for point in sorted({*range(len(fuse.steps))} - {*writes} | {*writes[:: max(len(writes) // 12, 1)]}):
+            root = fresh(tmp_path / "start", tmp_path / f"kill-{asynchronous}-{point}")
+            killed += killed_at(point, engines[3], root, asynchronous)
+            seen.add(check_whole(root, {2, 3}, prints))
+            shutil.rmtree(root)
+    assert killed >= 50
+    assert seen == {2, 3}
+
+
+def killed_at(point: int, engine: Engine, root: Path, asynchronous: bool) -> bool:
+    """Whether a child that saves dies at a point of it."""
+
+    class Kill(Fuse):
+        def __call__(self, step: str) -> None:
+            if len(self.steps) == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.steps.append(step)
+
+    child = os.fork()
+    if child == 0:
+        saver = saver_of(engine, root, Kill(1 << 30), asynchronous=asynchronous)
+        saver.save(Progress(3, 36))
+        saver.wait()
+        os._exit(0)
+    return os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
 
 
 # ---------------------------------------------------------------------- full disks, broken disks
