@@ -139,8 +139,9 @@ class _Loop:
             check_batches(self._engine.mesh, self._job.plan, batch)
         self._engine.mesh.ledger.clear()
         rate = learning_rate(self._job.plan.optimizer, step)
-        self._engine.observe(self._watch.over(Phases(self._status, step)))
+        observer = self._watch.over(Phases(self._status, step))
         with PeakWatch(self._engine.allocator) if step == self._first else nullcontext() as peak:
+            self._engine.observe(observer if peak is None else peak.over(observer))
             result = self._engine.step(batch, rate, self._stop.asked)
         seconds = time.perf_counter() - begin
         self._watch.end(step > self._first, seconds)
