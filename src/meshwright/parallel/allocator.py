@@ -29,11 +29,12 @@ class Event:
 
 
 class Allocator:
-    """Counts live and peak bytes by category; `on_event` sees each change, for traces."""
+    """Counts live and largest bytes by category, and the peak of all; `on_event` sees each change, for traces."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.live: dict[Category, int] = dict.fromkeys(Category, 0)
+        self.largest: dict[Category, int] = dict.fromkeys(Category, 0)
         self.peak = 0
         self.action = -1
         self.on_event: Callable[[Event], None] | None = None
@@ -70,6 +71,7 @@ class Allocator:
 
     def _count(self, category: Category, num_bytes: int, tensor: Tensor) -> None:
         self.live[category] += num_bytes
+        self.largest[category] = max(self.largest[category], self.live[category])
         self.peak = max(self.peak, self.total)
         if self.on_event is not None and num_bytes:
             self.on_event(Event(self.action, category, num_bytes, tensor))

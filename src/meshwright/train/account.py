@@ -66,6 +66,8 @@ class Account:
     held_measured: int
     live: Mapping[str, int]
     """Bytes of each category between steps, measured."""
+    largest: Mapping[str, int]
+    """Bytes of each category at their most, measured."""
 
     @property
     def ok(self) -> bool:
@@ -83,7 +85,8 @@ def take_account(engine: Engine, peak: int) -> Account:
     here = [set(predicted) == set(measured), dict(timeline.states) == dict(engine.allocator.live), near]
     traffic, states, near = (all(column) for column in zip(*gather_integers(mesh, [*map(int, here)]), strict=True))
     held = _held_peak(timeline), engine.allocator.peak
-    return Account(predicted, measured, traffic, states, near, timeline, peak, *held, live)
+    largest = {category.value: num_bytes for category, num_bytes in engine.allocator.largest.items()}
+    return Account(predicted, measured, traffic, states, near, timeline, peak, *held, live, largest)
 
 
 def ledger_json(
@@ -141,8 +144,8 @@ def _held_peak(timeline: Timeline) -> int:
 
 
 def _measured_categories(account: Account) -> dict[str, int | None]:
-    """Between steps; activations and logits are torch's own and are counted by it on CUDA only, in the peak."""
-    return {name: num_bytes if name in HELD else None for name, num_bytes in account.live.items()}
+    """At their most; activations and logits are torch's own, and counted in the peak alone."""
+    return {name: num_bytes if name in HELD else None for name, num_bytes in account.largest.items()}
 
 
 def _device_memory(engine: Engine) -> dict[str, int | None]:

@@ -84,7 +84,9 @@ def test_peak_memory_is_what_the_allocator_held_activations_included(known: tupl
     memory = ledger["measured"]["memory"]
     assert {line["peak_memory_bytes"] for line in steps(job)} == {memory["per_rank"][0]["peak"]}
     held = sum(memory[name] or 0 for name in ("parameters", "gradients", "optimizer", "master"))
-    assert memory["per_rank"][0]["peak"] > 1.2 * held
+    assert memory["per_rank"][0]["peak"] > 1.1 * held  # of which each is its own largest
+    largest = ledger["predicted"]["memory"]
+    assert all(memory[name] == largest[name] for name in ("parameters", "gradients", "optimizer", "master"))
 
 
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {

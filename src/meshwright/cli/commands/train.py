@@ -8,8 +8,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli import request
+from meshwright.cli.checkpoints import told
 from meshwright.cli.launcher import REFUSALS, place_of_launcher, told_once
 from meshwright.cli.output import print_json
+from meshwright.config.choices import Weights
 
 if TYPE_CHECKING:
     from meshwright.launch.environment import Place
@@ -36,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; 0 done, 1 a rank failed, 2 a rank refused the request, 130 and 143 after a signal."""
+    return told(lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
     place = place_of_launcher()
     with told_once(place):
         plan_run, plan = request.planned(arguments, None if place is None else place.world)
@@ -104,17 +110,21 @@ def _is_finished(job: Job) -> bool:
 
 def _refuse_early(job: Job) -> str:
     """The digest of a new run's data, "" of a run whose folder is there. Raises RequestError for what can be known to
-    be wrong without torch, and so in a moment: the data of a new run, a folder of something else.
+    be wrong before ranks meet: the data and the weights of a new run, a folder of something else.
 
     Every rank of a launcher may ask: none has met the others yet, so none has written.
     """
     from meshwright.train.feed import open_corpus
     from meshwright.train.folder import check_folder, is_new
 
-    if is_new(job):
-        return open_corpus(job).digest
-    check_folder(job)
-    return ""
+    if not is_new(job):
+        check_folder(job)
+        return ""
+    if job.plan.start.source is Weights.LOAD:
+        from meshwright.checkpoint.huggingface.read import open_hf
+
+        open_hf(job.plan.start.folder)  # reads headers only
+    return open_corpus(job).digest
 
 
 def _print_outcome(job: Job, outcome: Any) -> None:
