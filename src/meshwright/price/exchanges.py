@@ -31,7 +31,7 @@ class Exchanges:
     ep_forward: Array
     ep_backward: Array
     tp_outer: Array  # half an all-reduce pair of the stream: embedding forward, head backward
-    tp_head: Array  # the head's forward: its inputs, and of each token what the loss needs of all parts of the vocabulary
+    tp_head: Array  # the head's forward: its inputs, and what a token's loss needs of all parts of the vocabulary
 
     def take(self, index: np.ndarray) -> Exchanges:
         return Exchanges(**{name: getattr(self, name)[index] for name in self.__dataclass_fields__})
