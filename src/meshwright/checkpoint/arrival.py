@@ -32,8 +32,7 @@ class Arrival:
         ]
         """Those loaded in the type in which they are stored: the others have other bits."""
         self._views, self._prints = Views(held), Fingerprints()
-        self._now: dict[str, list[Rectangle]] = defaultdict(list)
-        self._signing: list[tuple[str, Signing]] = []
+        self._now: dict[str, list[tuple[Rectangle, Signing]]] = defaultdict(list)
         self._later: list[Piece] = []
         settled = frozenset() if subject.stale() else frozenset(alone(held))
         names = {each.name for each in self.tensors}
@@ -41,22 +40,31 @@ class Arrival:
             if own.tensor not in names:
                 continue
             if own in settled and Signing.can(held[own]):
-                self._now[own.tensor].append(own.rectangle)
+                self._now[own.tensor].append((own.rectangle, Signing(own.rectangle, held[own])))
             else:
                 self._later.append(own)
 
     def watch(self, piece: Piece, view: Tensor) -> Landed:
         """Who is to hear of a part of what this rank holds; other ranks take what is theirs."""
-        for own in self._now.get(piece.tensor, ()):
+        for own, signing in self._now.get(piece.tensor, ()):
             if own.intersect(piece.rectangle) == piece.rectangle:
-                self._signing.append((piece.tensor, Signing(piece.rectangle, view)))
-                return self._signing[-1][1].took
+                return _at(piece.rectangle.within(own).start, signing)
         return nobody
 
     def sums(self) -> list[int]:
         """What this rank's own elements add to the fingerprint of each of `tensors`; to be asked once."""
-        for tensor, signing in self._signing:
-            self._prints.add(tensor, signing.value())
+        for tensor, pieces in self._now.items():
+            for _, signing in pieces:
+                self._prints.add(tensor, signing.value())
         for piece in self._later:
             self._prints.take(piece, self._views.view(piece))
         return [self._prints.of(each.name) for each in self.tensors]
+
+
+def _at(corner: tuple[int, ...], signing: Signing) -> Landed:
+    """`signing.took` for what is counted from a corner inside its piece."""
+
+    def landed(inner: Rectangle) -> None:
+        signing.took(Rectangle(tuple(a + b for a, b in zip(corner, inner.start, strict=True)), inner.extent))
+
+    return landed if any(corner) else signing.took

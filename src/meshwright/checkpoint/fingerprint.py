@@ -66,9 +66,14 @@ class Fingerprints:
 
 
 class Signing:
-    """Takes one piece a part at a time: what has just come is still in a core's cache."""
+    """Takes one piece a part at a time: what has just come is still in a core's cache.
+
+    Raises ValueError for a view of which `can` is not true.
+    """
 
     def __init__(self, rectangle: Rectangle, view: Tensor) -> None:
+        if not self.can(view):
+            raise ValueError(f"{rectangle} does not lie in host memory as a matrix does")
         size = view.element_size()
         self._per_element = units_of(size)
         self._rows, self._line = _weights(rectangle, size)

@@ -19,11 +19,11 @@ def consolidates(rank: int, case: Case) -> None:
     module = nn.ParameterList(nn.Parameter(torch.randn(size)) for size in (1, 7, 57, 64))
     start = copy.deepcopy(module)
     parallel = data_parallel(module, case.mesh, zero=case.zero)
-    for bucket in parallel._buckets():
+    for bucket in parallel.buckets():
         used = torch.zeros(bucket.numel, dtype=torch.bool)
         for slot in bucket.slots:
             used[slot.offset : slot.stop] = True
-        bucket._kept[~used[bucket.first : bucket.last]] = torch.nan
+        bucket.kept[~used[bucket.first : bucket.last]] = torch.nan
     with parallel.gathered():
         for one, other in zip(module, start, strict=True):
             assert torch.equal(one, other)
