@@ -14,8 +14,7 @@ import errno
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from meshwright.checkpoint.engine import subject_of
 from meshwright.checkpoint.errors import SaveError
-from meshwright.checkpoint.fingerprint import Fingerprints
+from meshwright.checkpoint.fingerprint import Fingerprints, Signing
 from meshwright.checkpoint.folder import Draft, Folder, disk_full
 from meshwright.checkpoint.gathered import part_of_rank, whole_manifest
 from meshwright.checkpoint.manifest import BLOCK_BYTES, Manifest
@@ -34,11 +33,13 @@ from meshwright.checkpoint.subject import Subject
 from meshwright.checkpoint.views import Views
 from meshwright.checkpoint.writer import PlannedFile, write_file
 from meshwright.comm.agree import Side
+from meshwright.layout.rectangles import flat_rectangles
 from meshwright.parallel.engine import Engine
 
 __all__ = ["Progress", "Saver"]
 
 _MANIFEST_ROOM_BYTES = 1 << 20
+_RUN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +193,9 @@ class Saver:
         writing = None
         try:
             writing = self._folder.storage.create(draft.path(name))
-            with ThreadPoolExecutor(1, "fingerprints") as beside:
-                signing = beside.submit(_fingerprints, planned, values)
-                file = write_file(writing, planned, values, name, self._block_bytes)
-                prints = signing.result()
-            return json.dumps(part_of_rank(file, planned, prints, updates)).encode()
+            prints = Fingerprints()
+            file = write_file(writing, planned, _signed(planned, values, prints), name, self._block_bytes)
+            return json.dumps(part_of_rank(file, planned, prints.sums, updates)).encode()
         except Exception as error:
             problem = _in_words(error, self._folder, self._subject.num_bytes)
             return json.dumps({"problem": f"rank {self._side.rank}: {problem}"}).encode()
@@ -236,11 +235,23 @@ class Saver:
         )
 
 
-def _fingerprints(planned: PlannedFile, values: list[Tensor]) -> dict[str, int]:
-    prints = Fingerprints()
+def _signed(planned: PlannedFile, values: list[Tensor], prints: Fingerprints) -> Iterator[Tensor]:
+    """The values in runs of whole lines, each signed once it is written: it is in a core's cache then."""
     for piece, value in zip(planned.pieces, values, strict=True):
-        prints.take(piece, value)
-    return prints.sums
+        if not Signing.can(value):
+            prints.take(piece, value)
+            yield value
+            continue
+        extent, numel = piece.rectangle.extent, value.numel()
+        line = numel // extent[0] if extent else 1
+        run = max(_RUN_BYTES // (line * value.element_size()), 1) * line
+        signing, flat = Signing(piece.rectangle, value), value.reshape(-1)
+        for first in range(0, numel, run):
+            last = min(first + run, numel)
+            yield flat[first:last]
+            for inner, _ in flat_rectangles(extent, first, last):
+                signing.took(inner)
+        prints.add(piece.tensor, signing.value())
 
 
 def _in_words(error: Exception, folder: Folder, needed_bytes: int) -> str:
