@@ -107,6 +107,7 @@ def test_what_is_not_there_is_a_wrong_request(command: str, tmp_path: Path, capf
 # ---------------------------------------------------------------------- addresses
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(300)
 def test_a_run_whose_output_is_an_address(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """fsspec's own local file system as an object store: files under names of their own, nothing renamed."""

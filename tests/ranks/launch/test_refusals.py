@@ -72,6 +72,7 @@ def _cached_elsewhere(folder: Path) -> Path:
     return tokens
 
 
+@pytest.mark.prove
 def test_what_one_rank_notices_is_told_by_it_alone(tmp_path: Path) -> None:
     words = [*_unwritable(tmp_path), f"data.source={_cached_elsewhere(tmp_path)}"]
     first, second = srun(2, *words)

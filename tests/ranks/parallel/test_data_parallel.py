@@ -52,7 +52,7 @@ def cases(dp: int, within: int = 0, stages: tuple[int, ...] = (0, 1, 2, 3)) -> l
     ]
 
 
-@pytest.mark.parametrize("dp", [2, 3])
+@pytest.mark.parametrize("dp", [2, pytest.param(3, marks=pytest.mark.prove)])
 def test_any_module_equals_itself_on_one_process(dp: int) -> None:
     """Experts are B50: an expert without a token on a rank, or anywhere, is no missing collective."""
     run_cases(equals_one_process, dp, cases(dp), timeout=110)

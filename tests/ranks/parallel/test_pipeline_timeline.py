@@ -132,6 +132,7 @@ def stands_still(rank: int, meeting: str) -> None:
             raise
 
 
+@pytest.mark.prove
 def test_a_stall_ends_and_is_named(tmp_path: Path) -> None:
     """B37 (NVIDIA/Megatron-LM#5100). Groups made by torch for themselves wait half an hour, whatever was agreed on."""
     with pytest.raises(RanksError) as caught:

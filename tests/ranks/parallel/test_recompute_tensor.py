@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
+
 from meshwright.comm.mesh import Mesh
 from meshwright.config.choices import Recompute
 from meshwright.layout.groups import GroupName
@@ -62,5 +64,6 @@ def test_two_ranks_equal_one_process() -> None:
     run_cases(equals_one_process, 2, TWO, timeout=110)
 
 
+@pytest.mark.prove
 def test_four_ranks_equal_one_process() -> None:
     run_cases(equals_one_process, 4, FOUR, timeout=110)

@@ -112,6 +112,7 @@ def peaks(rank: int, plan: Plan) -> list[int]:
     return found
 
 
+@pytest.mark.prove
 def test_every_step_peaks_where_the_first_did(tmp_path: Path) -> None:
     """So that one measured step tells the peak of a run: equal within a few scalars."""
     plans = [tiny_job(tmp_path, 2, **sections).plan for sections in LAYOUTS.values()]

@@ -40,6 +40,7 @@ def test_two_of_four_ranks_of_torchrun_do_and_the_others_wait() -> None:
     assert done.err.count("2 rungs on up to 2 ranks") == 1
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(170)
 def test_json_on_both_ranks_of_torchrun() -> None:
     done = torchrun(2, *_run(mesh={"dp": "fill", "tp": 2}), "--json")
