@@ -117,7 +117,9 @@ def dies_once(place: Place, status: RankStatus) -> None:
         if step == 10 and place.rank == 1 and place.restart_count == 0:
             os.kill(os.getpid(), signal.SIGKILL)
     leave()
-    print(f"rank {place.rank} ended attempt {place.restart_count}", flush=True)
+    print(
+        f"rank {place.rank} ended attempt {place.restart_count}\n", end="", flush=True
+    )  # in one write: ranks share it
 
 
 def main() -> int:

@@ -24,7 +24,10 @@ def _losses(printed: str) -> list[float]:
 
 @pytest.mark.parametrize(
     ("example", "arguments"),
-    [("parallelize.py", ("mesh.tp=2", "parallel.sequence=true")), ("data_parallel.py", ("3",))],
+    [
+        ("parallelize.py", ("mesh.tp=2", "parallel.sequence=true")),
+        pytest.param("data_parallel.py", ("3",), marks=pytest.mark.prove),
+    ],
 )
 def test_examples_learn(tmp_path: Path, example: str, arguments: tuple[str, ...]) -> None:
     losses = _losses(_run(tmp_path, 2, example, *arguments))

@@ -181,6 +181,7 @@ def keeps_copies_equal(rank: int, case: Pipelined) -> None:
             assert all(torch.equal(copy, copies[0]) for copy in copies)
 
 
+@pytest.mark.prove
 def test_tied_copies_stay_equal_for_ten_steps() -> None:
     """B35 (NVIDIA/Megatron-LM#656): with overlapped reduction the first embedding and the last head drifted apart."""
     run_cases(keeps_copies_equal, 2, [Pipelined(schedule, 2, 2, tied=True) for schedule in (Schedule.ONE_F_ONE_B,)])

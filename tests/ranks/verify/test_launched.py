@@ -61,6 +61,7 @@ def test_a_run_of_more_ranks_is_verified_as_a_twin() -> None:
     assert second.out == ""
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(170)
 def test_every_rank_leaves_with_the_code_of_the_verdict() -> None:
     first, second = srun(2, *_run(), "--json", program=("-c", _FAULTY))
