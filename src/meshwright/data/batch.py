@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
+from meshwright.layout.groups import GroupName, groups
 from meshwright.layout.rows import PADDING_SAMPLE, Integers, Rows, part_of, take_columns, whole_rows
+from meshwright.plan.plan import Plan
 
 IGNORED = -100
 """The label of a token that is not trained."""
@@ -61,6 +63,12 @@ class Batch:
     def columns(self, index: Integers) -> Batch:
         """Tokens `index` of each sequence, (K,) or (B, K): one coordinate's share of the context axis."""
         return Batch(take_columns(self.inputs, index), take_columns(self.labels, index), self.rows.columns(index))
+
+
+def local_share(plan: Plan, batch: Batch, rank: int) -> Batch:
+    """What the rank group of `rank` reads of a global batch: a contiguous slice by its batch coordinate."""
+    group = groups(plan.degrees)[GroupName.BATCH]
+    return batch.part(group.place(plan.degrees, plan.degrees.coordinates(rank)), group.size)
 
 
 def evaluation_ids(num_samples: int, start: int, count: int) -> Integers:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from meshwright.comm.mesh import Mesh
 from meshwright.comm.registry import registered
 from meshwright.config.choices import Recompute
-from meshwright.data.batch import Batch
-from meshwright.layout.groups import GroupName, groups
+from meshwright.data.batch import Batch, local_share
+from meshwright.layout.groups import GroupName
 from meshwright.model.decoder import Decoder, build_decoder
 from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.compile import compile_units
@@ -123,9 +123,8 @@ class Engine:
         return StepResult(loss, done.norm, count, done.finite, done.stops, done.overflowed, self.loss_scale.value)
 
     def share(self, batch: Batch) -> Batch:
-        """This rank's sequences of a global batch: a contiguous slice by its place among the replicas."""
-        group = groups(self.plan.degrees)[GroupName.BATCH]
-        return batch.part(group.place(self.plan.degrees, self.mesh.coordinates), group.size)
+        """This rank's sequences of a global batch: see `local_share`."""
+        return local_share(self.plan, batch, self.mesh.rank)
 
     def evaluate(self, batch: Batch) -> Evaluation:
         """Forward only, on this rank's share of a batch of the same shape as a training batch."""

@@ -19,14 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.arch.tensors import Tensor as LogicalTensor
+from meshwright.comm.gather import gather_integers
 from meshwright.comm.mesh import Mesh
-from meshwright.comm.operations import all_reduce
-from meshwright.layout.groups import GroupName
 from meshwright.layout.rectangles import Rectangle
 from meshwright.model.decoder import Decoder
 from meshwright.parallel.engine import Engine
 from meshwright.parallel.store import Values
-from meshwright.plan.action import Phase
 from meshwright.plan.plan import Plan
 
 __all__ = ["Parallel", "parallelize"]
@@ -88,18 +86,13 @@ def _copy_from(weights: Mapping[str, Tensor]) -> Values:
 
 def _check_equal(weights: Mapping[str, Tensor], mesh: Mesh) -> None:
     """Replicas would train different models, and pieces of different models make none. Collective."""
-    if mesh.degrees.ranks == 1:
-        return
-    sums = torch.zeros(mesh.degrees.ranks, dtype=torch.int64)
+    total = 0
     for number, values in enumerate(weights.values(), 1):
         bits = values.contiguous().view(_BITS[values.element_size()])
-        sums[mesh.rank] += number * int(bits.sum(dtype=torch.int64)) % _PRIME
-    device = next(iter(weights.values())).device if weights else "cpu"
-    found = sums.to(device)
-    all_reduce(mesh.communicator(GroupName.WORLD), found, Phase.COUNT).wait()
-    mesh.ledger.clear()
-    for rank, total in enumerate(found.tolist()):
-        if total != found[0].item():
+        total = (total + number * int(bits.sum(dtype=torch.int64))) % _PRIME
+    totals = gather_integers(mesh, [total])
+    for rank, its in enumerate(totals):
+        if its != totals[0]:
             raise ValueError(f"the model of rank {rank} differs from that of rank 0: seed or load them alike")
 
 

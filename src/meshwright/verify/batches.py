@@ -14,8 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.config.choices import Documents
-from meshwright.data.batch import IGNORED, Batch
-from meshwright.layout.groups import GroupName, groups
+from meshwright.data.batch import IGNORED, Batch, local_share
 from meshwright.layout.rows import Integers, whole_rows
 from meshwright.plan.plan import Plan
 
@@ -27,12 +26,6 @@ _DOCUMENTS = 3  # documents of a sample, where masks stop at documents
 def global_batches(plan: Plan, steps: int) -> tuple[Batch, ...]:
     """The batches of `steps` optimizer steps: tokens of the plan's vocabulary, samples numbered through."""
     return tuple(_batch(plan, step) for step in range(steps))
-
-
-def local_share(plan: Plan, batch: Batch, rank: int) -> Batch:
-    """What the rank group of `rank` reads of a global batch: a contiguous slice by its batch coordinate."""
-    group = groups(plan.degrees)[GroupName.BATCH]
-    return batch.part(group.place(plan.degrees, plan.degrees.coordinates(rank)), group.size)
 
 
 def _batch(plan: Plan, step: int) -> Batch:
