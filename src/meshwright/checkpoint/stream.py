@@ -20,7 +20,7 @@ from meshwright.layout.rectangles import Rectangle, flat_rectangles
 
 __all__ = ["Box", "Filled", "stream"]
 
-_WINDOW_BYTES = 24 << 20
+_WINDOW_BYTES = 12 << 20
 
 
 @dataclass(frozen=True, slots=True)
