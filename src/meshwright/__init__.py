@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from meshwright import checkpoint
-    from meshwright.comm.mesh import Mesh
     from meshwright.parallel.data_parallel import data_parallel
     from meshwright.parallel.parallelize import parallelize
     from meshwright.plan.front import plan_run as plan
     from meshwright.price.price import price
     from meshwright.price.search import search
+    from meshwright.train.mesh import Mesh
 
 __all__ = ["Mesh", "checkpoint", "data_parallel", "parallelize", "plan", "price", "search"]
 
 _PACKAGES = frozenset({"checkpoint", "plan", "price"})  # `plan` and `price` may be called
 _MODULES = {
-    "Mesh": "comm.mesh",
+    "Mesh": "train.mesh",
     "data_parallel": "parallel.data_parallel",
     "parallelize": "parallel.parallelize",
     "search": "price.search",

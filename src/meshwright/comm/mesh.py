@@ -1,26 +1,20 @@
 """The mesh joined to process groups.
 
-All communicators are made once, eagerly, by all ranks together in the order of the plan's list, and equal member sets
-share one. Nothing is created on first use, so no rank can wait for a group that another one never makes; and a group's
-name is its number in that list. (A group made by its members alone is named after the number of groups they have: this
-differs between neighbours, and repeats once a mesh was closed, when a member may meet the address of a dead one. What a
-rank does for a group of others takes some 20 microseconds.)
+All communicators are made once, eagerly, by all ranks together in the order of `layout.communicators`. Nothing is
+created on first use, so no rank can wait for a group that another one never makes; and a group's name is its number in
+that list. (A group made by its members alone is named after the number of groups they have: this differs between
+neighbours, and repeats once a mesh was closed, when a member may meet the address of a dead one. What a rank does for a
+group of others takes some 20 microseconds.)
 
 Gloo connects all members of a group while it is made, and torch does not wait for the others: a rank that left again
 would end the meeting of slower ones, who find a closed connection. So the ranks meet once after the last group.
-
-Stages of a pipeline form a ring, and each direction of each of its links has a communicator of its own: receives are
-posted ahead of need, and two directions on one ordered stream would wait for each other.
-
-    stage 0 --0>1--> stage 1 --1>2--> stage 2 --2>0--> stage 0      chunks of an interleaved schedule come round
-            <--1>0--         <--2>1--         <--0>2--
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -30,7 +24,8 @@ from meshwright.comm.ledger import Ledger
 from meshwright.comm.torch_private import group_timeout
 from meshwright.config.errors import RequestError
 from meshwright.layout.axes import Axis, Coordinates, Degrees
-from meshwright.layout.groups import Group, GroupName, groups
+from meshwright.layout.communicators import Joined, communicators
+from meshwright.layout.groups import GroupName
 from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.plan import Plan
 from meshwright.plan.strategies.tensor import kv_copies
@@ -42,8 +37,7 @@ class Mesh:
         mesh = Mesh(dp=2, tp=2)          # plain data
         mesh.start()                     # joins the default process group, which must have 4 ranks
 
-    Where there is none yet, a rank that torchrun started makes it: NCCL and its own device with CUDA, else gloo. A
-    mesh of one rank needs no process group.
+    A mesh of one rank needs no process group.
     """
 
     def __init__(
@@ -90,29 +84,25 @@ class Mesh:
         """What this rank has sent since the ledger was last cleared."""
         return self._ledger
 
-    def start(self) -> Mesh:
-        """Create every communicator of this rank. Collective over all ranks; a second call is an error."""
+    def start(self, join: Callable[[], bool] | None = None) -> Self:
+        """Create every communicator of this rank. Collective over all ranks; a second call is an error.
+
+        `join` makes the default process group where there is none, and `close` then ends it; False: it made none.
+        """
         if self._communicators:
             raise RuntimeError("this mesh has been started already")
         if not dist.is_initialized():
             if self.degrees.ranks == 1:
                 return self
-            self._made_world = _join_launcher()
+            self._made_world = join is not None and join()
         self._check_world()
         self.rank = dist.get_rank()
         native = dist.get_backend() == "nccl"
         self._ledger.transport = Transport.NCCL if native else Transport.DIRECT
-        shared: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
-        for name, group in groups(self.degrees, self.shard_within, self.kv_copies).items():
-            for ranks in self._member_sets(group):
-                if ranks not in shared:
-                    shared[ranks] = _new_group(ranks, name.value)
-                self._join(name, ranks, shared[ranks])
-        for source, target in ring(self.degrees.pp):
-            for ranks in self._ends(source, target):
-                made = _new_group(ranks, f"stage {source} to {target}", own=True)
-                if made is not None:
-                    self._links[source, target] = self._joined(GroupName.PP, ranks, made, self.degrees.pp)
+        for wanted in communicators(self.degrees, self.shard_within, self.kv_copies):
+            made = _new_group(wanted)
+            if made is not None:
+                self._keep(wanted, made)
         if not native:
             dist.barrier()
         return self
@@ -148,57 +138,21 @@ class Mesh:
         if world != self.degrees.ranks:
             raise ValueError(f"the mesh has {self.degrees.ranks} ranks, the process group {world}")
 
-    def _member_sets(self, group: Group) -> Iterator[tuple[int, ...]]:
-        """The ranks of every group of this name that has more than one, by first rank."""
-        if group.size > 1:
-            for at in self._places():
-                if group.place(self.degrees, at) == 0:
-                    ranks = group.members(self.degrees, at)
-                    if len(ranks) > 1:
-                        yield ranks
-
-    def _ends(self, source: int, target: int) -> Iterator[tuple[int, int]]:
-        """The two ranks at the ends of a link, in every pipeline."""
-        for at in self._places():
-            if at.pp == source:
-                yield self.degrees.rank(at), self.degrees.rank(replace(at, pp=target))
-
-    def _places(self) -> Iterator[Coordinates]:
-        return map(self.degrees.coordinates, range(self.degrees.ranks))
-
-    def _join(self, name: GroupName, ranks: tuple[int, ...], made: dist.ProcessGroup | None) -> None:
-        if made is not None:
-            self._communicators[name] = self._joined(name, ranks, made)
-
-    def _joined(
-        self, name: GroupName, ranks: tuple[int, ...], made: dist.ProcessGroup, pipeline: int = 0
-    ) -> Communicator:
-        return Communicator(name, ranks, ranks.index(self.rank), made, self._ledger, pipeline)
+    def _keep(self, joined: Joined, made: dist.ProcessGroup) -> None:
+        ranks, place = joined.ranks, joined.ranks.index(self.rank)
+        for name in joined.names:
+            self._communicators[name] = Communicator(name, ranks, place, made, self._ledger)
+        if joined.link is not None:
+            pipeline = self.degrees.pp
+            self._links[joined.link] = Communicator(GroupName.PP, ranks, place, made, self._ledger, pipeline)
 
 
-def ring(stages: int) -> list[tuple[int, int]]:
-    """The directed links of a pipeline: every stage to the next one and back, the last next to the first."""
-    if stages == 1:
-        return []
-    pairs = [(stage, (stage + 1) % stages) for stage in range(stages if stages > 2 else 1)]
-    return [link for first, second in pairs for link in ((first, second), (second, first))]
-
-
-def _join_launcher() -> bool:
-    """Make the default process group from what torchrun says of this rank; False where it started none."""
-    if not dist.is_torchelastic_launched():
-        return False
-    if torch.cuda.is_available():
-        torch.cuda.set_device(dist.get_node_local_rank())
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    return True
-
-
-def _new_group(ranks: tuple[int, ...], name: str, own: bool = False) -> dist.ProcessGroup | None:
-    """A group made by every rank of the world; None on the ranks outside it. All ranks share the world unless `own`."""
-    if len(ranks) == dist.get_world_size() and not own:
+def _new_group(wanted: Joined) -> dist.ProcessGroup | None:
+    """The group, made by every rank of the world; None on the ranks outside it. What joins all ranks is the world, but
+    not a link."""
+    if len(wanted.ranks) == dist.get_world_size() and wanted.link is None:
         return dist.group.WORLD
-    group = dist.new_group(list(ranks), group_desc=name, timeout=_timeout())
+    group = dist.new_group(list(wanted.ranks), group_desc=wanted.told, timeout=_timeout())
     return group if isinstance(group, dist.ProcessGroup) else None
 
 

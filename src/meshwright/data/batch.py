@@ -67,8 +67,13 @@ class Batch:
 
 def local_share(plan: Plan, batch: Batch, rank: int) -> Batch:
     """What the rank group of `rank` reads of a global batch: a contiguous slice by its batch coordinate."""
+    return batch.part(*batch_place(plan, rank))
+
+
+def batch_place(plan: Plan, rank: int) -> tuple[int, int]:
+    """(place, ways): which of how many shares of a batch the rank group of `rank` reads, by its place on dp x ep."""
     group = groups(plan.degrees)[GroupName.BATCH]
-    return batch.part(group.place(plan.degrees, plan.degrees.coordinates(rank)), group.size)
+    return group.place(plan.degrees, plan.degrees.coordinates(rank)), group.size
 
 
 def evaluation_ids(num_samples: int, start: int, count: int) -> Integers:

@@ -8,11 +8,12 @@ replica group, since its ranks saw different tokens, and over the groups named i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.arch.tensors import Tensor
 from meshwright.layout.axes import Axis, Coordinates, Degrees, Factor
-from meshwright.layout.groups import GroupName
+from meshwright.layout.groups import REPLICA_AXES, GroupName
 from meshwright.layout.rectangles import Rectangle
 
 
@@ -26,11 +27,23 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
+    """Raises ValueError where a factor cuts what the replica group takes for copies, or where two cuts share an axis
+    but not the index over it."""
+
     tensor: Tensor
     stages: tuple[int, ...]  # pipeline coordinates that hold it
     cuts: tuple[Cut, ...] = ()
     replicas: GroupName = GroupName.DENSE  # whose ranks hold equal copies and see different tokens
     partial: tuple[GroupName, ...] = ()  # further groups over which the gradient is a partial sum
+
+    def __post_init__(self) -> None:
+        copied = {Axis.PP, *REPLICA_AXES[self.replicas]}
+        runs = {frozenset(cut.factor.axes) for cut in self.cuts}
+        for run in runs:
+            if wrong := copied & run:
+                raise ValueError(f"{self.tensor.name}: {' and '.join(sorted(wrong))} cannot both cut and copy it")
+            if any(run & other for other in runs - {run}):
+                raise ValueError(f"{self.tensor.name}: its cuts share {' and '.join(sorted(run))}, but not one index")
 
     def holds(self, at: Coordinates) -> bool:
         return at.pp in self.stages
@@ -58,10 +71,15 @@ class Ownership:
 
         Copies along the axes in `shared` are not asked: there the caller divides the elements among them.
         """
-        copies = (axis for axis in Axis if axis is not Axis.PP and axis not in shared)
-        return at.pp == self.stages[0] and all(self._copy(degrees, at, axis) == 0 for axis in copies)
+        axes = [axis for axis in Axis if axis is not Axis.PP and axis not in shared]
+        return at.pp == self.stages[0] and all(copy == 0 for copy in self._copies(degrees, at, axes))
 
-    def _copy(self, degrees: Degrees, at: Coordinates, axis: Axis) -> int:
-        """What is left of the coordinate on `axis` once the digits that cut the tensor are taken out."""
-        digits = (cut.factor for cut in self.cuts if cut.factor.axes == (axis,))
-        return at.on(axis) - sum(digit.of(degrees, at) * digit.stride for digit in digits)
+    def _copies(self, degrees: Degrees, at: Coordinates, axes: list[Axis]) -> Iterator[int]:
+        """Which copy a rank holds along `axes`: what is left of each index once the digits that cut it are taken out.
+
+        Axes that are cut as one index are asked as one: of experts laid out over ep x tp, no coordinate alone tells.
+        """
+        read_with = {axis: cut.factor.axes for cut in self.cuts for axis in cut.factor.axes}
+        for run in dict.fromkeys(read_with.get(axis, (axis,)) for axis in axes):
+            digits = (cut.factor for cut in self.cuts if set(cut.factor.axes) == set(run))
+            yield degrees.index(run, at) - sum(digit.of(degrees, at) * digit.stride for digit in digits)

@@ -8,6 +8,7 @@ from meshwright.arch.parameters import tensors
 from meshwright.layout.ownership import Ownership
 from meshwright.plan.plan import Plan
 from meshwright.plan.stages import stage_of_unit
+from meshwright.plan.strategies import expert as expert_axis
 from meshwright.plan.strategies import tensor as tensor_axis
 
 
@@ -19,7 +20,8 @@ def owners(plan: Plan) -> tuple[Ownership, ...]:
         Ownership(
             tensor,
             stages=tuple(sorted({stage[reader] for reader in tensor.readers})),
-            cuts=tensor_axis.cuts(plan.degrees, plan.arch, tensor),
+            cuts=(*expert_axis.cuts(plan.degrees, tensor), *tensor_axis.cuts(plan.degrees, plan.arch, tensor)),
+            replicas=expert_axis.replicas(plan.degrees, tensor),
             partial=tensor_axis.partial(plan, tensor),
         )
         for tensor in tensors(plan.arch)

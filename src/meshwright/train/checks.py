@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from meshwright.comm.gather import gather_integers
 from meshwright.comm.mesh import Mesh
-from meshwright.data import Batch
-from meshwright.layout.groups import GroupName, groups
+from meshwright.data import Batch, batch_place
 from meshwright.plan.plan import Plan
 
 __all__ = ["DisagreementError", "check_batches", "check_same_run"]
@@ -34,7 +33,7 @@ def check_batches(mesh: Mesh, plan: Plan, batch: Batch) -> None:
 
     `batch` is what this rank reads in a step, before any cut. Collective. Raises DisagreementError on all ranks.
     """
-    place = groups(plan.degrees, plan.sharding.within)[GroupName.BATCH].place(plan.degrees, mesh.coordinates)
+    place, _ = batch_place(plan, mesh.rank)
     seen = gather_integers(mesh, [place, batch.fingerprint() & _MASK])
     by_place: dict[int, int] = {}
     for rank, (coordinate, fingerprint) in enumerate(seen):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.data import Batch, Dataset, Split, evaluation_ids, open_dataset
-from meshwright.layout.groups import GroupName, groups
+from meshwright.data import Batch, Dataset, Split, batch_place, evaluation_ids, open_dataset
 from meshwright.layout.rows import Integers, part_of
 from meshwright.train.job import Job
 
@@ -67,6 +66,4 @@ def open_corpus(job: Job) -> Dataset:
 def rank_feed(job: Job, rank: int) -> Feed:
     """The data of `rank`."""
     plan = job.plan
-    group = groups(plan.degrees, plan.sharding.within)[GroupName.BATCH]
-    place = group.place(plan.degrees, plan.degrees.coordinates(rank))
-    return Feed(open_corpus(job), plan.seed, plan.batch.sequences, place, group.size)
+    return Feed(open_corpus(job), plan.seed, plan.batch.sequences, *batch_place(plan, rank))

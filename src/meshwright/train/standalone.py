@@ -19,13 +19,12 @@ from meshwright.comm.agree import Side
 from meshwright.comm.mesh import Mesh, device_of
 from meshwright.config.choices import DeviceKind, OptimizerKind
 from meshwright.config.errors import RequestError
-from meshwright.data import Dataset, Split, evaluation_ids, open_dataset
+from meshwright.data import Dataset, Split, batch_place, evaluation_ids, open_dataset
 from meshwright.data.tokenizer.open import open_tokenizer
 from meshwright.data.tokenizer.tokenizer import Tokenizer
 from meshwright.launch.environment import Place
 from meshwright.launch.join import join, leave
 from meshwright.launch.status import RankStatus
-from meshwright.layout.groups import GroupName, groups
 from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import full
 from meshwright.layout.rows import part_of
@@ -124,14 +123,13 @@ def _source(storage: Storage, path: str) -> Source:
 
 def _evaluate(engine: Engine, splits: list[Split], told: Callable[[int, int], None]) -> EvalResult:
     plan = engine.plan
-    group = groups(plan.degrees, plan.sharding.within)[GroupName.BATCH]
-    place = group.place(plan.degrees, engine.mesh.coordinates)
+    place, ways = batch_place(plan, engine.mesh.rank)
     size = plan.batch.sequences
     batches = [(split, start) for split in splits for start in range(0, split.num_samples, size)]
     total, count = 0.0, 0
     for number, (split, start) in enumerate(batches):
         ids = evaluation_ids(split.num_samples, start, size)
-        part = engine.evaluate(split.read(ids[part_of(size, place, group.size)]))
+        part = engine.evaluate(split.read(ids[part_of(size, place, ways)]))
         total += part.loss_sum
         count += part.trained_tokens
         told(number + 1, len(batches))

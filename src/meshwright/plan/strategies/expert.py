@@ -1,15 +1,39 @@
-"""The expert axis, declared: which numbers of experts can be cut over it."""
+"""The expert axis, declared: each of its ranks owns a run of the experts, whose copies are those of `expert` alone.
+
+ep 2, four experts      rank               0    1
+                        experts            0 1  2 3       replicas: dp x cp
+                        everything else    whole          replicas: dp x ep x cp
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from meshwright.arch.arch import Arch
+from meshwright.arch.tensors import LogicalAxis, Tensor
 from meshwright.config.divisors import nearest_divisors
 from meshwright.config.errors import RequestError
+from meshwright.layout.axes import Axis, Degrees, whole
+from meshwright.layout.groups import GroupName
+from meshwright.layout.ownership import Cut
 from meshwright.plan.plan import Plan
 
-__all__ = ["degree_rule", "problems"]
+__all__ = ["cuts", "degree_rule", "problems", "replicas"]
+
+
+def cuts(degrees: Degrees, tensor: Tensor) -> tuple[Cut, ...]:
+    """How the expert axis cuts a logical tensor."""
+    if degrees.ep == 1:
+        return ()
+    return tuple(
+        Cut(dim, whole(degrees, Axis.EP)) for dim, axis in enumerate(tensor.axes) if axis is LogicalAxis.EXPERTS
+    )
+
+
+def replicas(degrees: Degrees, tensor: Tensor) -> GroupName:
+    """Whose ranks hold copies of a tensor: where experts are cut, they get the tokens of their ep peers, of whom none
+    holds a copy."""
+    return GroupName.EXPERT if cuts(degrees, tensor) else GroupName.DENSE
 
 
 def degree_rule(arch: Arch, ep: int) -> str | None:
