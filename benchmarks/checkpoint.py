@@ -33,6 +33,7 @@ from pairs import Report, Seconds, catalogue, launch, parser, summarise
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from workload import plan_of
 
 from meshwright.arch.arch import Arch
 from meshwright.checkpoint.loader import load
@@ -42,37 +43,20 @@ from meshwright.comm.agree import Side
 from meshwright.comm.mesh import Mesh
 from meshwright.layout.axes import Degrees
 from meshwright.parallel.engine import Engine
-from meshwright.plan import plan as plans
-from meshwright.plan.rules import canonical
+from meshwright.plan.plan import Plan, Sharding
 
 WORLD = 2
-ARCH = Arch("llama", layers=5, hidden=1024, heads=8, kv_heads=8, head_dim=128, ffn=2816, vocab=8192)
+MODEL = Arch("llama", layers=5, hidden=1024, heads=8, kv_heads=8, head_dim=128, ffn=2816, vocab=8192)
 
 
-def plan_of(degrees: Degrees, zero: int) -> plans.Plan:
-    return canonical(
-        plans.Plan(
-            name="benchmark",
-            seed=0,
-            arch=ARCH,
-            start=plans.Start(),
-            data=plans.Data(sequence_length=128),
-            batch=plans.Batch(8, 1),
-            optimizer=plans.Optimizer(),
-            precision=plans.Precision(),
-            degrees=degrees,
-            sharding=plans.Sharding(zero),
-            pipeline=plans.Pipeline(stages=(ARCH.layers,)),
-            context=plans.ContextSplit(),
-            execution=plans.Execution(),
-        )
-    )
+def sharded() -> Plan:
+    return plan_of(Degrees(dp=WORLD), 1, Sharding(3), arch=MODEL)
 
 
 class Ours:
     def __init__(self, root: Path) -> None:
         self._root, self._side = root / "ours", Side()
-        saved, other = plan_of(Degrees(dp=WORLD), 3), plan_of(Degrees(tp=WORLD), 0)
+        saved, other = sharded(), plan_of(Degrees(tp=WORLD), 1, arch=MODEL)
         self._engine = Engine(saved, Mesh.of(saved).start())
         self._other = Engine(other, Mesh.of(other).start())
         self._step = 0
@@ -115,7 +99,7 @@ class Theirs:
         self._root.mkdir(exist_ok=True)
         self._mesh = init_device_mesh("cpu", (WORLD,))
         self._group = dist.new_group(backend="gloo")
-        names = shapes(plan_of(Degrees(dp=WORLD), 3)).items()
+        names = shapes(sharded()).items()
         self._state = {name: self._cut(shape, 0) for name, (shape, _) in names}
         self._other = {name: self._cut(shape, min(len(shape) - 1, 1)) for name, (shape, _) in names}
 
@@ -189,7 +173,7 @@ def main() -> None:
     asked = parser("checkpoint", __doc__, warm_up=1).parse_args()
     asked.pairs.sort(key=list(catalogue("checkpoint")).index)  # a load reads what a save of its round wrote
     report = Report("checkpoint", asked)
-    num_bytes = total_bytes(plan_of(Degrees(dp=WORLD), 3))
+    num_bytes = total_bytes(sharded())
     print(f"{num_bytes / 1e9:.2f} GB, files in the page cache", flush=True)
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
         results = launch(WORLD, measure, folder, asked.pairs, asked.rounds, asked.warm_up)

@@ -30,13 +30,14 @@ def plan_of(
     sharding: plans.Sharding | None = None,
     pipeline: plans.Pipeline | None = None,
     execution: plans.Execution | None = None,
+    arch: Arch = ARCH,
 ) -> plans.Plan:
-    """A step of this workload on a mesh, in micro-batches of `micro` sequences."""
+    """A step of this workload, or of another model, on a mesh, in micro-batches of `micro` sequences."""
     return canonical(
         plans.Plan(
             name="benchmark",
             seed=0,
-            arch=ARCH,
+            arch=arch,
             start=plans.Start(),
             data=plans.Data(sequence_length=LENGTH),
             batch=plans.Batch(SEQUENCES, micro),
@@ -44,7 +45,7 @@ def plan_of(
             precision=plans.Precision(),
             degrees=degrees,
             sharding=sharding or plans.Sharding(),
-            pipeline=pipeline or plans.Pipeline(stages=(ARCH.layers,)),
+            pipeline=pipeline or plans.Pipeline(stages=(arch.layers,)),
             context=plans.ContextSplit(),
             execution=execution or plans.Execution(),
         )

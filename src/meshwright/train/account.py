@@ -79,7 +79,7 @@ def take_account(engine: Engine, peak: int) -> Account:
     plan, mesh = engine.plan, engine.mesh
     predicted = ledger(plan, mesh.rank, transport=mesh.ledger.transport)
     measured = mesh.ledger.rows
-    timeline = memory(plan, mesh.rank, transport=mesh.ledger.transport, fused_norms=_on_cuda(engine))
+    timeline = _expected(engine, mesh.rank)
     live = {category.value: num_bytes for category, num_bytes in engine.allocator.live.items()}
     near = abs(timeline.peak_bytes - peak) <= PEAK_TOLERANCE * peak
     here = [set(predicted) == set(measured), dict(timeline.states) == dict(engine.allocator.live), near]
@@ -95,7 +95,7 @@ def ledger_json(
     """Both estimates and the verdict. Collective over all ranks."""
     plan, timeline = engine.plan, account.timeline
     peaks = [row[0] for row in gather_integers(engine.mesh, [peak_bytes(engine, account)])]
-    expected = [memory(plan, rank, transport=engine.mesh.ledger.transport).peak_bytes for rank in _one_a_stage(plan)]
+    expected = [_expected(engine, rank).peak_bytes for rank in _one_a_stage(plan)]
     flops = {"model_per_step": meter.model_flops, "hardware_per_step": hardware_flops(plan)}
     predicted_memory: dict[str, Any] = {
         **{category.value: timeline.largest[category] for category in timeline.largest},
@@ -132,6 +132,11 @@ def peak_bytes(engine: Engine, account: Account) -> int:
     device = engine.allocator.device
     later = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else engine.allocator.peak
     return max(account.peak_measured, later)
+
+
+def _expected(engine: Engine, rank: int) -> Timeline:
+    """What a rank should hold, on devices and a backend like those of this one."""
+    return memory(engine.plan, rank, transport=engine.mesh.ledger.transport, fused_norms=_on_cuda(engine))
 
 
 def _held_peak(timeline: Timeline) -> int:
