@@ -73,6 +73,28 @@ class Net(nn.Module):
         return logits
 
 
+class Droppable(Block):
+    """A block that leaves itself out by handing on what it was given."""
+
+    def forward(self, x: Tensor, skip: bool = False) -> Tensor:
+        return x if skip else super().forward(x)
+
+
+class NetDropping(Net):
+    """Blocks are always called, and some of them do nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Droppable() for _ in range(4))
+
+    def forward(self, x: Tensor, skip: int = -1) -> Tensor:
+        x = x @ self.embedding.weight[:8]
+        for number, block in enumerate(self.blocks):
+            x = block(x, skip=number == skip)
+        logits: Tensor = self.head(x)
+        return logits
+
+
 class NetAgain(Net):
     again = "non-reentrant"
 

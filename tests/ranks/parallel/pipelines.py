@@ -1,33 +1,20 @@
-"""Pipelines of a tiny model, and what a run of one is compared by: whole logical tensors, gathered from all stages."""
+"""Pipelines of a tiny model, and engines of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
 from meshwright.arch.arch import Arch
-from meshwright.arch.parameters import tensors
-from meshwright.checkpoint.held import gradients, parameters
-from meshwright.comm.exchange import Held
-from meshwright.comm.mesh import Mesh
 from meshwright.config.choices import Recompute, Schedule
 from meshwright.layout.axes import Degrees
-from meshwright.layout.moves import Piece
 from meshwright.parallel.engine import Engine
-from meshwright.plan.action import Action, Op
 from meshwright.plan.plan import Batch, ContextSplit, Data, Execution, Optimizer, Pipeline, Plan, Precision, Sharding
 from meshwright.plan.plan import Start as StartValues
 from meshwright.plan.rules import canonical, check_plan
 from meshwright.plan.schedules import ScheduleFunction
 from meshwright.plan.stages import balanced
-from meshwright.verify.batches import global_batches, local_share
+from tests.ranks.parallel.logical import shared_mesh
 from tests.ranks.parallel.plain import ADAMW, DOUBLE
-from tests.ranks.parallel.running import Ran
 
 SIZES = {"hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 48, "vocab": 67}
 LENGTH = 8
@@ -86,48 +73,6 @@ class Pipelined:
         return plan
 
 
-@contextmanager
-def pipeline_of(plan: Plan, schedule: ScheduleFunction | None = None) -> Iterator[Engine]:
+def pipeline_of(plan: Plan, schedule: ScheduleFunction | None = None) -> Engine:
     """An engine on all ranks of the launch."""
-    mesh = Mesh.of(plan).start()
-    try:
-        yield Engine(plan, mesh, schedule=schedule)
-    finally:
-        mesh.close()
-
-
-def train(engine: Engine, steps: int) -> Ran:
-    """Run the plan's made-up batches and keep everything."""
-    ran = Ran()
-    plan = engine.plan
-    for batch in global_batches(plan, steps):
-        taken: Held = {}
-
-        def before(action: Action, into: Held = taken) -> None:
-            if action.op is Op.UPDATE and not into:
-                into.update({piece: view.clone() for piece, view in gradients(engine).items()})
-
-        engine.observe(before)
-        engine.mesh.ledger.clear()
-        ran.results.append(engine.step(local_share(plan, batch, engine.mesh.rank), plan.optimizer.learning_rate))
-        ran.rows.append(engine.mesh.ledger.rows)
-        engine.observe(None)
-        ran.gradients.append(whole(plan, taken))
-        ran.weights.append(whole(plan, parameters(engine)))
-    return ran
-
-
-def whole(plan: Plan, held: Held) -> dict[str, Tensor]:
-    """Logical tensors from the pieces of all ranks and stages; where pieces overlap they must be equal bit for bit."""
-    mine = [(piece, view.clone()) for piece, view in held.items()]
-    parts: list[list[tuple[Piece, Tensor]]] = [[] for _ in range(plan.degrees.ranks)]
-    dist.all_gather_object(parts, mine)
-    out = {tensor.name: torch.full(tensor.shape, torch.nan, dtype=torch.float64) for tensor in tensors(plan.arch)}
-    for piece, values in (each for part in parts for each in part):
-        view = out[piece.tensor][tuple(map(slice, piece.rectangle.start, piece.rectangle.stop))]
-        seen = ~view.isnan()
-        assert torch.equal(view[seen], values[seen]), f"copies of {piece.tensor} differ"
-        view.copy_(values)
-    missing = [name for name, tensor in out.items() if bool(tensor.isnan().any())]
-    assert not missing, f"held by nobody: {missing}"
-    return out
+    return Engine(plan, shared_mesh(plan), schedule=schedule)

@@ -16,6 +16,7 @@ from tests.ranks.parallel.modules import (
     Loss,
     Net,
     NetAgain,
+    NetDropping,
     NetReentrant,
     RoutedNet,
     adapted_blocks,
@@ -33,6 +34,7 @@ from tests.ranks.parallel.modules import (
 STORIES: list[tuple[str, Callable[[], nn.Module], Loss]] = [
     ("tied, odd sizes", Net, plain_loss),
     ("other layers on each rank", Net, own_layers),
+    ("other layers hand on what they got", NetDropping, own_layers),
     ("nothing used on rank 0", Net, nothing_used),
     ("two forwards a backward", Net, twice),
     ("two forwards that differ between ranks", Net, twice_but_not_alike),

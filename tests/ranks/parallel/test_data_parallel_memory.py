@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from meshwright.parallel.data_parallel import DataParallel, data_parallel
 from meshwright.testing.ranks import run_cases
@@ -49,6 +50,20 @@ def frozen() -> Stack:
 
 def with_unused() -> Stack:
     return Stack(unused=True)
+
+
+class Again(Stack):
+    """Each layer runs again in backward, in a graph of its own."""
+
+    def forward(self, x: Tensor, skip: int = -1) -> Tensor:
+        x = self.entry(x)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=True)
+        return x
+
+
+def with_unused_again() -> Stack:
+    return Again(unused=True)
 
 
 @dataclass(frozen=True)
@@ -108,10 +123,13 @@ def test_at_every_instant_few_units_are_whole_and_few_gradients_unreduced() -> N
             assert unreduced == LAYERS if case.zero < 2 else unreduced <= 2, case.name
 
 
-def test_gradients_of_unused_parameters_hold_nothing_back() -> None:
+def test_parameters_that_are_not_used_hold_nothing_back() -> None:
+    """Gradients are reduced and units released as they would be without: of no use is told apart from not yet."""
     cases = [Case(f"stage {zero}", zero, with_unused) for zero in (2, 3)]
+    cases.append(Case("stage 3, in checkpoints", 3, with_unused_again))
     for of_rank in run_cases(holds, RANKS, cases):
-        assert [unreduced <= 2 for _, unreduced, _, _ in of_rank] == [True, True]
+        assert [unreduced <= 2 for _, unreduced, _, _ in of_rank] == [True] * 3
+        assert [whole for whole, _, _, _ in of_rank] == [LAYERS, 2, 2]
 
 
 def test_peaks_are_what_the_stages_say() -> None:

@@ -16,9 +16,8 @@ from meshwright.plan.folds.ledger import ledger
 from meshwright.plan.schedules import Slot, Work
 from meshwright.testing.ranks import run_cases
 from meshwright.verify.batches import global_batches, local_share
-from tests.ranks.parallel.pipelines import Pipelined, pipeline_of, train
-from tests.ranks.parallel.plain import plain_training
-from tests.ranks.parallel.running import check_parity
+from tests.ranks.parallel.logical import check_one_process, train
+from tests.ranks.parallel.pipelines import Pipelined, pipeline_of
 
 STEPS = 2
 CHUNKS = {Schedule.INTERLEAVED: 2, Schedule.ZB_V: 2}
@@ -26,12 +25,12 @@ CHUNKS = {Schedule.INTERLEAVED: 2, Schedule.ZB_V: 2}
 
 def equals_one_process(rank: int, case: Pipelined) -> list[float]:
     plan = case.plan
-    with pipeline_of(plan) as engine:
-        ran = train(engine, STEPS)
-        check_parity(ran, plain_training(plan, STEPS))
-        predicted = set(ledger(plan, rank))
-        assert all(set(rows) == predicted for rows in ran.rows), (ran.rows[0], predicted)
-        return [result.loss for result in ran.results]
+    engine = pipeline_of(plan)
+    ran = train(engine, STEPS)
+    check_one_process(ran, plan)
+    predicted = set(ledger(plan, rank))
+    assert all(set(rows) == predicted for rows in ran.rows), (ran.rows[0], predicted)
+    return [result.loss for result in ran.results]
 
 
 def check(world: int, cases: list[Pipelined]) -> None:
@@ -140,9 +139,9 @@ def weights_by_stage(stage: int, stages: int, micros: int, chunks: int) -> tuple
 
 def runs_a_foreign_schedule(rank: int, case: Pipelined) -> None:
     plan = case.plan
-    with pipeline_of(plan, weights_by_stage) as engine:
-        ran = train(engine, STEPS)
-        check_parity(ran, plain_training(plan, STEPS))
+    engine = pipeline_of(plan, weights_by_stage)
+    ran = train(engine, STEPS)
+    check_one_process(ran, plan)
 
 
 def test_a_schedule_of_this_file_runs_unchanged() -> None:
@@ -151,14 +150,14 @@ def test_a_schedule_of_this_file_runs_unchanged() -> None:
 
 def evaluates(rank: int, case: Pipelined) -> tuple[float, int]:
     plan = case.plan
-    with pipeline_of(plan) as engine:
-        (batch,) = global_batches(plan, 1)
-        share = local_share(plan, batch, rank)
-        first = engine.evaluate(share)
-        loss = engine.step(share, 0.0).loss
-        assert engine.evaluate(share) == first, "a step at rate 0 changes nothing"
-        assert first.loss_sum / first.trained_tokens == pytest.approx(loss, rel=1e-14)
-        return first.loss_sum, first.trained_tokens
+    engine = pipeline_of(plan)
+    (batch,) = global_batches(plan, 1)
+    share = local_share(plan, batch, rank)
+    first = engine.evaluate(share)
+    loss = engine.step(share, 0.0).loss
+    assert engine.evaluate(share) == first, "a step at rate 0 changes nothing"
+    assert first.loss_sum / first.trained_tokens == pytest.approx(loss, rel=1e-14)
+    return first.loss_sum, first.trained_tokens
 
 
 def test_evaluation_says_the_training_loss_on_every_rank() -> None:
@@ -170,15 +169,15 @@ def test_evaluation_says_the_training_loss_on_every_rank() -> None:
 def keeps_copies_equal(rank: int, case: Pipelined) -> None:
     """After each of ten steps the embedding of the first stage is the head of the last, bit for bit."""
     plan = case.plan
-    with pipeline_of(plan) as engine:
-        for batch in global_batches(plan, 10):
-            engine.step(local_share(plan, batch, rank), 0.05)
-            mine = [s.whole.clone() for s in engine.stores if s.bucket.tied and s.whole.untyped_storage().nbytes()]
-            everyone: list[list[torch.Tensor]] = [[] for _ in range(plan.degrees.ranks)]
-            dist.all_gather_object(everyone, mine)
-            copies = [copy for held in everyone for copy in held]
-            assert len(copies) == 2 * plan.degrees.dp
-            assert all(torch.equal(copy, copies[0]) for copy in copies)
+    engine = pipeline_of(plan)
+    for batch in global_batches(plan, 10):
+        engine.step(local_share(plan, batch, rank), 0.05)
+        mine = [s.whole.clone() for s in engine.stores if s.bucket.tied and s.whole.untyped_storage().nbytes()]
+        everyone: list[list[torch.Tensor]] = [[] for _ in range(plan.degrees.ranks)]
+        dist.all_gather_object(everyone, mine)
+        copies = [copy for held in everyone for copy in held]
+        assert len(copies) == 2 * plan.degrees.dp
+        assert all(torch.equal(copy, copies[0]) for copy in copies)
 
 
 @pytest.mark.prove

@@ -33,15 +33,15 @@ CHUNKS = {Schedule.INTERLEAVED: 2, Schedule.ZB_V: 2}
 
 def spans_of_a_step(rank: int, case: Pipelined) -> tuple[Span, ...]:
     plan = case.plan
-    with pipeline_of(plan) as engine:
-        seen: list[Action] = []
-        batches = global_batches(plan, 3)
-        engine.observe(seen.append)
-        engine.step(local_share(plan, batches[0], rank), 0.1)
-        assert tuple(seen) == program(plan, rank).actions
-        engine.step(local_share(plan, batches[1], rank), 0.1)
-        _, spans = recorded(engine, lambda: engine.step(local_share(plan, batches[2], rank), 0.1))
-        return spans
+    engine = pipeline_of(plan)
+    seen: list[Action] = []
+    batches = global_batches(plan, 3)
+    engine.observe(seen.append)
+    engine.step(local_share(plan, batches[0], rank), 0.1)
+    assert tuple(seen) == program(plan, rank).actions
+    engine.step(local_share(plan, batches[1], rank), 0.1)
+    _, spans = recorded(engine, lambda: engine.step(local_share(plan, batches[2], rank), 0.1))
+    return spans
 
 
 def words(timeline: Timeline) -> list[list[tuple[Work, int, int]]]:
@@ -85,15 +85,15 @@ def check_causality(case: Pipelined, measured: Timeline) -> None:
 def fails_in_the_middle(rank: int) -> None:
     """Rank 1 of three stages breaks in a forward; the others wait for what it never sends."""
     plan = Pipelined(pp=3, micros=4, layers=3).plan
-    with pipeline_of(plan) as engine:
+    engine = pipeline_of(plan)
 
-        def break_down(action: Action) -> None:
-            if rank == 1 and action.op is Op.FORWARD and action.micro == 2:
-                raise RuntimeError("the device is on fire")
+    def break_down(action: Action) -> None:
+        if rank == 1 and action.op is Op.FORWARD and action.micro == 2:
+            raise RuntimeError("the device is on fire")
 
-        engine.observe(break_down)
-        (batch,) = global_batches(plan, 1)
-        engine.step(local_share(plan, batch, rank), 0.1)
+    engine.observe(break_down)
+    (batch,) = global_batches(plan, 1)
+    engine.step(local_share(plan, batch, rank), 0.1)
 
 
 def test_a_failure_names_rank_stage_action_and_micro_batch() -> None:
@@ -115,21 +115,21 @@ def stands_still(rank: int, meeting: str) -> None:
     leave()
     join_file(Path(meeting), rank, 2, timeout_s=STALL_S)
     plan = Pipelined(pp=2, micros=3, layers=2).plan
-    with pipeline_of(plan) as engine:
+    engine = pipeline_of(plan)
 
-        def stall(action: Action) -> None:
-            if rank == 1 and action.op is Op.BACKWARD and action.micro == 1:
-                threading.Event().wait(600)
+    def stall(action: Action) -> None:
+        if rank == 1 and action.op is Op.BACKWARD and action.micro == 1:
+            threading.Event().wait(600)
 
-        first, second = global_batches(plan, 2)
-        engine.step(local_share(plan, first, rank), 0.1)  # what happens once, and slowly on a busy machine, is over
-        engine.observe(stall)
-        begin = time.monotonic()
-        try:
-            engine.step(local_share(plan, second, rank), 0.1)
-        except RuntimeError as error:
-            error.add_note(f"gave up after {time.monotonic() - begin:.1f} s")
-            raise
+    first, second = global_batches(plan, 2)
+    engine.step(local_share(plan, first, rank), 0.1)  # what happens once, and slowly on a busy machine, is over
+    engine.observe(stall)
+    begin = time.monotonic()
+    try:
+        engine.step(local_share(plan, second, rank), 0.1)
+    except RuntimeError as error:
+        error.add_note(f"gave up after {time.monotonic() - begin:.1f} s")
+        raise
 
 
 @pytest.mark.prove

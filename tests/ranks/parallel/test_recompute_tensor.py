@@ -8,28 +8,24 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.comm.mesh import Mesh
 from meshwright.config.choices import Recompute
 from meshwright.layout.groups import GroupName
 from meshwright.parallel.engine import Engine
 from meshwright.plan.folds.ledger import Row, ledger
 from meshwright.testing.ranks import run_cases
-from tests.ranks.parallel.plain import plain_training
-from tests.ranks.parallel.running import check_parity
-from tests.ranks.parallel.test_tensor import Case, train
+from tests.ranks.parallel.logical import check_one_process, shared_mesh, train
+from tests.ranks.parallel.test_tensor import Case
 
 SELECTIVE = Recompute.SELECTIVE
 
 
 def equals_one_process(rank: int, case: Case) -> None:
     plan = case.plan
-    mesh = Mesh.of(plan).start()
-    ran = train(Engine(plan, mesh))
-    check_parity(ran, plain_training(plan))
+    ran = train(Engine(plan, shared_mesh(plan)))
+    check_one_process(ran, plan)
     assert all(set(rows) == set(ledger(plan, rank)) for rows in ran.rows)
     kept = replace(plan, execution=replace(plan.execution, recompute=Recompute.NONE))
     assert sent(ledger(plan, rank)) == sent(ledger(kept, rank)), "made again by sending again"
-    mesh.close()
 
 
 def sent(rows: Iterable[Row]) -> Counter[str]:

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.arch.arch import Activation, Arch, Norm
-from meshwright.arch.parameters import tensors
-from meshwright.checkpoint.held import gradients, parameters
-from meshwright.comm.exchange import Held
+from meshwright.checkpoint.held import parameters
 from meshwright.comm.mesh import Mesh
 from meshwright.config.choices import Recompute
 from meshwright.layout.axes import Degrees
@@ -21,15 +18,13 @@ from meshwright.model import build_decoder, initialise
 from meshwright.parallel.engine import Engine
 from meshwright.parallel.split import WeightProducts
 from meshwright.parallel.tensor import apply_tensor, tensor_axis
-from meshwright.plan.action import Action, Op
 from meshwright.plan.folds.ledger import ledger
 from meshwright.plan.plan import Batch, ContextSplit, Data, Execution, Optimizer, Pipeline, Plan, Sharding, Start
 from meshwright.plan.rules import canonical, check_plan
 from meshwright.plan.stages import balanced
 from meshwright.testing.ranks import run_cases
-from meshwright.verify.batches import global_batches, local_share
-from tests.ranks.parallel.plain import ADAMW, DOUBLE, LENGTH, RATE, SEQUENCES, SGD, STEPS, plain_training
-from tests.ranks.parallel.running import Ran, check_parity
+from tests.ranks.parallel.logical import check_one_process, shared_mesh, train, whole
+from tests.ranks.parallel.plain import ADAMW, DOUBLE, LENGTH, SEQUENCES, SGD
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -60,6 +55,7 @@ class Case:
     accumulation: int = 1
     recompute: Recompute = Recompute.NONE
     compile: bool = False
+    ring: bool = False
     optimizer: Optimizer = ADAMW
 
     @property
@@ -94,62 +90,27 @@ class Case:
             sharding=Sharding(self.zero),
             pipeline=Pipeline(stages=balanced([1.0] * 2, 0.0, 0.0, self.pp)),
             context=ContextSplit(),
-            execution=Execution(recompute=self.recompute, sequence=self.sequence, compile=self.compile),
+            execution=Execution(
+                recompute=self.recompute,
+                sequence=self.sequence,
+                compile=self.compile,
+                asynchronous_tensor=self.ring,
+            ),
         )
         plan = canonical(plan)
         check_plan(plan)
         return plan
 
 
-def train(engine: Engine, steps: int = STEPS) -> Ran:
-    """Run the plan's made-up batches; everything that is held twice must be held alike, bit for bit."""
-    ran, plan = Ran(), engine.plan
-    for batch in global_batches(plan, steps):
-        taken: Held = {}
-
-        def before(action: Action, into: Held = taken) -> None:
-            if action.op is Op.UPDATE and not into:
-                into.update({piece: view.clone() for piece, view in gradients(engine).items()})
-
-        engine.observe(before)
-        engine.mesh.ledger.clear()
-        ran.results.append(engine.step(local_share(plan, batch, engine.mesh.rank), RATE))
-        ran.rows.append(engine.mesh.ledger.rows)
-        engine.observe(None)
-        ran.gradients.append(whole(plan, taken))
-        ran.weights.append(whole(plan, parameters(engine)))
-    return ran
-
-
-def whole(plan: Plan, held: Held) -> dict[str, Tensor]:
-    """Logical tensors from the pieces of all ranks."""
-    mine = [(piece, view.clone()) for piece, view in held.items()]
-    parts: list[list[Any]] = [[]] * plan.degrees.ranks
-    dist.all_gather_object(parts, mine)
-    shapes = {tensor.name: tensor.shape for tensor in tensors(plan.arch)}
-    out = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
-    for piece, values in (each for part in parts for each in part):
-        span = tuple(slice(a, b) for a, b in zip(piece.rectangle.start, piece.rectangle.stop, strict=True))
-        view = out[piece.tensor][span]
-        seen = ~view.isnan()
-        assert torch.equal(view[seen], values[seen]), f"copies of {piece.tensor} differ"
-        view.copy_(values)
-    missing = [name for name, tensor in out.items() if bool(tensor.isnan().any())]
-    assert not missing, f"held by nobody: {missing}"
-    return out
-
-
 def equals_one_process(rank: int, case: Case) -> None:
     plan = case.plan
-    mesh = Mesh.of(plan).start()
-    engine = Engine(plan, mesh)
+    engine = Engine(plan, shared_mesh(plan))
     start = whole(plan, parameters(engine))
-    assert all(torch.equal(start[name], values) for name, values in start_values(plan).items())
+    assert rank or all(torch.equal(start[name], values) for name, values in start_values(plan).items())
     ran = train(engine)
-    check_parity(ran, plain_training(plan))
+    check_one_process(ran, plan)
     predicted = set(ledger(plan, rank))
     assert all(set(rows) == predicted for rows in ran.rows), (ran.rows[0], predicted)
-    mesh.close()
 
 
 def start_values(plan: Plan) -> dict[str, Tensor]:
@@ -166,8 +127,16 @@ TWO = [
     Case("mistral", sequence=True, recompute=Recompute.FULL, accumulation=2),
     Case("gpt2", sequence=True, dropout=0.1),
     Case("gpt2", kv_heads=1),
+    Case("qwen2", sequence=True, ring=True, kv_heads=1, dropout=0.1, optimizer=SGD),
+    Case("gpt2", sequence=True, ring=True, recompute=Recompute.SELECTIVE, accumulation=2),
+    Case("mistral", sequence=True, ring=True, recompute=Recompute.FULL),
 ]
-THREE = [Case(tp=3, sequence=True), Case("gpt2", tp=3, sequence=True, kv_heads=1), Case("qwen3", tp=3, kv_heads=3)]
+THREE = [
+    Case(tp=3, sequence=True),
+    Case("gpt2", tp=3, sequence=True, kv_heads=1),
+    Case("qwen3", tp=3, kv_heads=3),
+    Case("qwen3", tp=3, sequence=True, ring=True, kv_heads=1, tied=True),
+]
 FOUR = [
     Case(tp=4, sequence=True, kv_heads=2, dropout=0.1),
     Case("qwen3", tp=4, kv_heads=1, sequence=True),
@@ -177,6 +146,8 @@ FOUR = [
     Case("gpt2", tp=2, dp=2, zero=3, sequence=True, dropout=0.1, recompute=Recompute.FULL),
     Case("qwen2", tp=2, dp=2, zero=2, kv_heads=2),
     Case("llama", tp=2, pp=2, sequence=True, tied=True, accumulation=4),
+    Case("gpt2", tp=4, sequence=True, ring=True, kv_heads=2, dropout=0.1),
+    Case("llama", tp=2, dp=2, zero=3, sequence=True, ring=True, accumulation=2),
     Case("gpt2", tp=2, pp=2, accumulation=4, dropout=0.1),
 ]
 
@@ -187,12 +158,12 @@ def test_equals_one_process(ranks: int, cases: list[Case]) -> None:
 
 
 def everything(tp: int, dp: int) -> list[Case]:
-    """Every legal combination of the axis with its feature, families, key heads, tying, dropout and ZeRO."""
+    """Every legal combination of the axis with its features, families, key heads, tying, dropout and ZeRO."""
     heads = 24 if tp == 8 else 12
     return [
-        Case(family, tp, sequence, dp, zero, kv_heads=kv_heads, heads=heads, tied=tied, dropout=dropout)
+        Case(family, tp, sequence, dp, zero, kv_heads=kv_heads, heads=heads, tied=tied, dropout=dropout, ring=ring)
         for family in FAMILIES
-        for sequence in (False, True)
+        for sequence, ring in ((False, False), (True, False), (True, True))
         for zero in (range(4) if dp > 1 else (0,))
         for kv_heads in (1, 2, heads)
         if kv_heads % tp == 0 or tp % kv_heads == 0
@@ -240,7 +211,8 @@ def test_what_padding_holds_does_not_matter(tp: int) -> None:
 @pytest.mark.timeout(900)
 def test_compiled_units_of_every_family_equal_one_process() -> None:
     """Every unit is one graph (a break is an error), and what it sends is counted as ever."""
-    cases = [Case(family, sequence=sequence, compile=True) for family in FAMILIES for sequence in (False, True)]
+    ways = [{"sequence": False}, {"sequence": True}, {"sequence": True, "ring": True}]
+    cases = [Case(family, compile=True, **way) for family in FAMILIES for way in ways]
     run_cases(equals_one_process, 2, cases, timeout=890)
 
 
