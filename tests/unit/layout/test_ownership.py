@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from meshwright.arch.tensors import Init, LogicalAxis, Tensor
 from meshwright.layout.axes import Axis, Degrees, split, whole
+from meshwright.layout.groups import REPLICA_AXES, GroupName
 from meshwright.layout.ownership import Cut, Ownership
 from meshwright.layout.rectangles import Rectangle, flat_rectangles, full
 
@@ -29,17 +30,17 @@ def ownerships(draw: st.DrawFn) -> tuple[Degrees, Ownership]:
     stages = tuple(sorted(draw(st.sets(st.integers(0, degrees.pp - 1), min_size=1))))
     cuts = []
     free = list(range(len(shape)))
-    for axis in (Axis.TP, Axis.EP):
+    for axes in draw(st.sampled_from([((Axis.TP,), (Axis.EP,)), ((Axis.EP, Axis.TP),), ((Axis.TP, Axis.EP),)])):
         if not free or not draw(st.booleans()):
             continue
-        ways = degrees.on(axis)
+        ways = degrees.over(*axes)
         inner = draw(st.sampled_from([each for each in range(1, ways + 1) if ways % each == 0]))
-        digits = split(degrees, inner, axis)
-        chosen = draw(st.sampled_from([(whole(degrees, axis),), digits, digits[:1], digits[1:]]))
+        digits = split(degrees, inner, *axes)
+        chosen = draw(st.sampled_from([(whole(degrees, *axes),), digits, digits[:1], digits[1:]]))
         for digit in chosen:
             if free:
                 cuts.append(Cut(free.pop(draw(st.integers(0, len(free) - 1))), digit))
-    return degrees, Ownership(tensor(*shape), stages, tuple(cuts))
+    return degrees, Ownership(tensor(*shape), stages, tuple(cuts), GroupName.EXPERT)
 
 
 @given(ownerships())
@@ -60,6 +61,31 @@ def test_every_element_has_exactly_one_owner(case: tuple[Degrees, Ownership]) ->
     for stage in owner.stages:
         assert (held[stage] >= 1).all()
         assert len(np.unique(held[stage])) == 1
+
+
+@given(ownerships())
+def test_a_replica_group_shares_out_what_its_ranks_count(case: tuple[Degrees, Ownership]) -> None:
+    """Replicas cut their copies among them; then each element is counted in one replica group, whatever copies it."""
+    degrees, owner = case
+    owned = np.zeros(owner.tensor.shape, dtype=int)
+    ways = degrees.over(*REPLICA_AXES[owner.replicas])
+    for rank in range(degrees.ranks):
+        at = degrees.coordinates(rank)
+        if owner.owns(degrees, at, REPLICA_AXES[owner.replicas]):
+            paint(owned, owner.rectangle(degrees, at))
+    assert (owned == ways).all()
+
+
+def test_what_is_copied_is_not_cut() -> None:
+    """One flag for two meanings once left experts out of a norm; here one tensor cannot have both."""
+    degrees = Degrees(ep=2, tp=2)
+    with pytest.raises(ValueError, match="w: ep cannot both cut and copy it"):
+        Ownership(tensor(4), (0,), (Cut(0, whole(degrees, Axis.EP)),))
+    with pytest.raises(ValueError, match="w: pp cannot both"):
+        Ownership(tensor(4), (0,), (Cut(0, whole(degrees, Axis.PP)),))
+    cuts = Cut(0, whole(degrees, Axis.EP)), Cut(1, whole(degrees, Axis.EP, Axis.TP))
+    with pytest.raises(ValueError, match=r"w: its cuts share ep.*, but not one index"):
+        Ownership(tensor(4, 4), (0,), cuts, GroupName.EXPERT)
 
 
 def test_an_uneven_cut_leaves_the_last_blocks_short_or_empty() -> None:
