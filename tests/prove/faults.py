@@ -19,7 +19,7 @@ DIRECT, DIRECT_TENSOR, LINEAR, VOCABULARY = (
 )
 FORMS = "parallel/recompute_forms.py"
 RECIPES, OFFLOAD, NORMS = "parallel/recompute.py", "parallel/offload.py", "parallel/norms.py"
-CONJUGATE, ROWS = "comm/conjugate.py", "layout/rows.py"
+CONJUGATE, RING, ROWS = "comm/conjugate.py", "comm/ring.py", "layout/rows.py"
 NORMS, ROTATION = "parallel/norms.py", "parallel/rotation.py"
 
 
@@ -32,6 +32,7 @@ ZERO = {stage: runs({"dp": 2}, micro=2, parallel={"zero": stage}) for stage in (
 TIED = {"tie_embeddings": True}
 PIPE = runs({"dp": 1, "pp": 2}, micro=2)
 TP = runs({"dp": 1, "tp": 2}, micro=4)
+RINGS = runs({"dp": 1, "tp": 4}, micro=4, parallel={"asynchronous_tensor": True})
 GPT2 = {"family": "gpt2", "max_positions": 64}
 SELECTIVE = runs({"dp": 1}, micro=4, parallel={"recompute": "selective"})
 SELECTIVE_TP = runs({"dp": 1, "tp": 2}, micro=4, parallel={"recompute": "selective", "sequence": False})
@@ -257,8 +258,8 @@ FAULTS = [
     ),
     Fault(
         "the input's gradient is a rank's own", LINEAR,
-        "return begin_sum(input_gradient(gs, weights), group, scatter=sequence)",
-        "return lambda: input_gradient(gs, weights)",
+        "    return begin_leaving(product, gs[0].shape[0], group, sequence)\n",
+        "    return lambda: product(0, gs[0].shape[0])\n",
         runs({"dp": 1, "tp": 2}, micro=4, parallel={"sequence": False}), "layers.1.mlp_norm.weight", ledger=True,
     ),
     Fault(
@@ -311,8 +312,7 @@ FAULTS = [
     ),
     Fault(
         "a row product made again reads a part of the cotangent", FORMS,
-        "whole = [gathered(g, group) if sequence else g for g in gs]",
-        "whole = [gathered(g, group).zero_() if sequence else g for g in gs]",
+        "return [g_ND], end", "return [g_ND.zero_()], end",
         SELECTIVE_SEQUENCE, "layers.1.mlp.down.weight",
     ),
     Fault(
@@ -358,6 +358,30 @@ FAULTS = [
         "a bias beside a scattered sum counts on one rank", CONJUGATE,
         "    return whole, whole.clone(), None", "    return whole, whole.clone().zero_(), None",
         runs({"dp": 1, "tp": 2}, micro=4, model=GPT2), "embedding.positions",
+    ),
+    # ------------------------------------------------------------------ round a ring
+    Fault(
+        "chunks of a ring land one place on", RING,
+        "for back in (step, step + 1))\n", "for back in (step, step + 2))\n",
+        RINGS, "layers.0",
+    ),
+    Fault(
+        "a rank adds nothing to the sum that came round", RING,
+        "        return part.add_(arriving)\n", "        return part\n",
+        RINGS, "layers.0",
+    ),
+    Fault(
+        "sums of a ring end one rank too late", RING,
+        "    part = product(*_bounds(over.place - 1, over, size))\n",
+        "    part = product(*_bounds(over.place, over, size))\n",
+        RINGS, "layers.0",
+    ),
+    Fault(
+        "each hop of a ring is a call", RING,
+        "        under_way = operations.hop(over, part, arriving)\n",
+        "        under_way = operations.hop(over, part, arriving)\n"
+        "        operations.count(over, Operation.REDUCE_SCATTER, over.ledger.phase, _num_bytes(part))\n",
+        RINGS, ledger=True,
     ),
     Fault(
         "both moments decay alike", "optim/update.py",

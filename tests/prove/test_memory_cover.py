@@ -28,6 +28,7 @@ AXES: dict[str, list[Any]] = {
     "pipe": ["none", "1f1b", "interleaved", "zb-h1", "zb-v"],
     "tp": [1, 2],
     "sequence": [True, False],
+    "ring": [False, True],
     "dp": [2, 1],
     "offload": ["none", "optimizer", "params"],
     "documents": ["packed", "masked"],
@@ -59,6 +60,7 @@ def plan_of(row: Row) -> Plan:
                 "recompute": row["recompute"],
                 "offload": row["offload"],
                 "sequence": row["sequence"],
+                "asynchronous_tensor": row["ring"],
             },
             batch={"global": micro * row["dp"] * row["accumulation"], "micro": micro},
             precision={"compute": row["precision"]},
@@ -70,7 +72,7 @@ def plan_of(row: Row) -> Plan:
 
 
 def legal(row: Row) -> bool:
-    if row["sequence"] and row["tp"] == 1:
+    if (row["sequence"] or row["ring"]) and row["tp"] == 1:
         return False
     try:
         plan_of(row)

@@ -65,6 +65,7 @@ class Setting:
     `selective`    products keep the recipe of their input: norms, the attention core and the activation are made again
     `ways`         tensor ranks. On a tensor axis query, key and value are views of one product, so that who keeps one
                    keeps all; the look-up keeps which tokens are its own, the loss exponentials of the compute dtype
+    `rings`        what is scattered after a product goes round in chunks: three of them exist at a time
     `gathers`      the outputs of norms are gathered along the tokens for their products, which keep them (sequence
                    parallel): no recipe sends them again
     """
@@ -76,6 +77,7 @@ class Setting:
     selective: bool = False
     gathers: bool = False
     ways: int = 1
+    rings: bool = False
 
     @property
     def tokens(self) -> int:

@@ -55,10 +55,11 @@ def forward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, in_
         case UnitKind.EMBEDDING:
             return hidden + _arriving(hidden, setting) if setting.ways > 1 else 0
         case UnitKind.BLOCK:
-            last = hidden + _scattered(hidden, setting)
+            last = _leaving(hidden, setting)
             return max(wide * (2 if arch.gated else 1), wide + last) if setting.selective else last
         case UnitKind.HEAD if setting.ways > 1:
-            of_chunk = min(LOSS_CHUNK_ELEMENTS, setting.tokens * arch.vocab) * Role.UPCAST.num_bytes(compute)
+            tokens = setting.tokens // setting.ways if setting.rings else setting.tokens
+            of_chunk = min(LOSS_CHUNK_ELEMENTS, tokens * arch.vocab) * Role.UPCAST.num_bytes(compute)
             return of_chunk + (hidden // setting.ways if setting.gathers else 0)
         case UnitKind.HEAD if in_place and width >= 4:
             return 0
@@ -130,9 +131,12 @@ def _selective_block(arch: Arch, setting: Setting, width: int, product: int) -> 
     return Moments(cotangent + again * wide, cotangent + again * wide + max(gradients * wide, product))
 
 
-def _scattered(hidden: int, setting: Setting) -> int:
-    """Beside a sum that is scattered along the tokens: the own chunk of it and what arrives of it."""
-    return hidden // setting.ways + _arriving(hidden, setting) if setting.gathers else 0
+def _leaving(hidden: int, setting: Setting) -> int:
+    """A product and its sum over the tensor axis. Scattered along the tokens: the own chunk and what arrives of it as
+    well; round a ring: a chunk that is sent, one that arrives, and one that is multiplied."""
+    if setting.rings:
+        return 3 * hidden // setting.ways
+    return hidden + (hidden // setting.ways + _arriving(hidden, setting) if setting.gathers else 0)
 
 
 def _arriving(hidden: int, setting: Setting) -> int:
@@ -143,7 +147,7 @@ def _arriving(hidden: int, setting: Setting) -> int:
 def _head(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:
     logits, hidden = setting.tokens * arch.vocab, setting.tokens * arch.hidden * compute.num_bytes
     if setting.ways > 1:
-        summed = hidden + _scattered(hidden, setting)
+        summed = _leaving(hidden, setting)
         if not gradients.in_place:
             return Moments(gradients.own + summed, gradients.own + summed)
         product = arch.vocab * arch.hidden * compute.num_bytes if gradients.width != compute.num_bytes else 0

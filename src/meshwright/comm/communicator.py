@@ -22,6 +22,8 @@ class Communicator:
     ledger: Ledger
     pipeline: int = 0
     """Of a link between two stages: the ranks of the pipeline that it is a part of, which the ledger names."""
+    ring: bool = False
+    """Whether what is gathered or scattered beside products goes round in chunks, under them: see `comm.ring`."""
 
     @property
     def size(self) -> int:

@@ -25,7 +25,10 @@ from meshwright.comm.communicator import Communicator
 from meshwright.comm.registry import lookup
 from meshwright.comm.torch_private import kernel_of
 
-__all__ = ["all_gather", "all_reduce", "begin_sum", "gathered", "own_chunk", "real_kernel", "reduce_scatter", "size_of"]
+__all__ = [
+    "all_gather", "all_reduce", "begin_sum", "finish", "gathered", "own_chunk", "real_kernel", "reduce_scatter",
+    "size_of",
+]  # fmt: skip
 
 
 @torch.library.custom_op("meshwright::all_reduce", mutates_args=())
@@ -33,7 +36,7 @@ def all_reduce(x: Tensor, group: str) -> Tensor:
     """Sum over the group: (N, ...) -> (N, ...). Backward as it stands in `conjugate`."""
     out = x.clone(memory_format=torch.contiguous_format)
     over = lookup(group)
-    _wait(over, operations.all_reduce(over, out, over.ledger.phase))
+    finish(over, operations.all_reduce(over, out, over.ledger.phase))
     return out
 
 
@@ -81,7 +84,7 @@ def gathered(x: Tensor, group: str) -> Tensor:
     over = lookup(group)
     out = x.new_empty(over.size * x.shape[0], *x.shape[1:])
     own_chunk(out, group).copy_(x)
-    _wait(over, operations.all_gather(over, out.view(-1), over.ledger.phase))
+    finish(over, operations.all_gather(over, out.view(-1), over.ledger.phase))
     return out
 
 
@@ -98,13 +101,13 @@ def begin_sum(x: Tensor, group: str, *, scatter: bool) -> Callable[[], Tensor]:
         handle = operations.reduce_scatter(over, x.view(-1), own.view(-1), over.ledger.phase)
 
     def end() -> Tensor:
-        _wait(over, handle)
+        finish(over, handle)
         return own if scatter else x
 
     return end
 
 
-def _wait(over: Communicator, handle: operations.Handle) -> None:
+def finish(over: Communicator, handle: operations.Handle) -> None:
     """End a collective inside a unit, and say how long that took: nobody else sees it."""
     begin = time.perf_counter()
     handle.wait()

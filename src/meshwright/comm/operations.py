@@ -31,6 +31,7 @@ class _Tag(IntEnum):
 
     SCATTER = 1
     GATHER = 2
+    HOP = 3
 
 
 @dataclass(slots=True)
@@ -92,6 +93,19 @@ def all_gather(over: Communicator, whole: Tensor, phase: Phase) -> Handle:
     return Handle(_exchange(over, [chunks[over.place]] * over.size, arriving, _Tag.GATHER), keeps=(whole,))
 
 
+def hop(over: Communicator, outgoing: Tensor, arriving: Tensor) -> Handle:
+    """Send to the next rank of the group and receive from the one before, as a ring; counted by who goes round.
+
+    Both at once for NCCL, whose sends and receives between two ranks would else stand in one line.
+    """
+    after, before = over.ranks[(over.place + 1) % over.size], over.ranks[over.place - 1]
+    both = (
+        dist.P2POp(dist.irecv, arriving, before, over.process_group, _Tag.HOP),
+        dist.P2POp(dist.isend, outgoing, after, over.process_group, _Tag.HOP),
+    )
+    return Handle(dist.batch_isend_irecv(list(both)), keeps=(outgoing, arriving))
+
+
 def send(over: Communicator, tensor: Tensor, phase: Phase) -> Handle:
     """Send to the other end of a link; gloo's send is a rendezvous, so the wait may be long."""
     _record(over, Operation.SEND, phase, tensor)
@@ -101,6 +115,11 @@ def send(over: Communicator, tensor: Tensor, phase: Phase) -> Handle:
 def receive(over: Communicator, tensor: Tensor) -> Handle:
     """Post the buffer for a send from the other end; receives are not counted."""
     return Handle((_begun(dist.irecv(tensor, _other(over), group=over.process_group)),), keeps=(tensor,))
+
+
+def count(over: Communicator, operation: Operation, phase: Phase, payload_bytes: int) -> None:
+    """One call in the ledger of the group."""
+    over.ledger.record(Transfer(over.name.reported, over.pipeline or over.size, operation, phase, payload_bytes))
 
 
 def _add_in_order(mine: Tensor, arrived: list[Tensor], place: int, out: Tensor) -> None:
@@ -132,5 +151,4 @@ def _other(over: Communicator) -> int:
 
 
 def _record(over: Communicator, operation: Operation, phase: Phase, tensor: Tensor) -> None:
-    payload_bytes = tensor.numel() * tensor.element_size()
-    over.ledger.record(Transfer(over.name.reported, over.pipeline or over.size, operation, phase, payload_bytes))
+    count(over, operation, phase, tensor.numel() * tensor.element_size())

@@ -1,12 +1,13 @@
-"""Which parts run so far. A key of a part that is not built is accepted at the values below, and refused otherwise.
+"""Which parts run so far: the one list. A key of a part that is not built is accepted at the values below, and refused
+otherwise.
 
 A part that is built loses its line here, and nothing else changes. Only commands that run something call
-``check_built``: prices are told for what does not run yet.
+``check_built``, and only engines ask for plans (`parallel.support`): prices are told for what does not run yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from meshwright.config.errors import RequestError
 from meshwright.config.problems import shown
 from meshwright.config.schema import RunConfig
 
-__all__ = ["UNBUILT", "Unbuilt", "check_built"]
+__all__ = ["UNBUILT", "Unbuilt", "check_built", "unbuilt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,6 @@ class Unbuilt:
 UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("mesh.cp", "context parallelism"),
     Unbuilt("mesh.ep", "expert parallelism"),
-    Unbuilt("parallel.asynchronous_tensor", "asynchronous tensor parallelism (CUDA)"),
     Unbuilt("parallel.context", "context parallelism"),
     Unbuilt("parallel.context_inner", "context parallelism"),
     Unbuilt("moe.balance", "mixture of experts"),
@@ -54,16 +54,25 @@ UNBUILT: tuple[Unbuilt, ...] = (
 
 def check_built(run: RunConfig) -> None:
     """Raise a ``RequestError`` that names every key of ``run`` whose part does not run yet."""
-    given, default = run.tables(), RunConfig().tables()
+    given = run.tables()
     problems = []
-    for entry in UNBUILT:
-        runs = entry.runs or (_value(default, entry.key),)
-        value = _value(given, entry.key)
-        if value not in runs:
-            works = [f"{entry.key} = {shown(each)}" for each in runs if each is not None]
-            problems.append(RequestError(f"{entry.key} = {shown(value)}", f"{entry.part} is not built yet", works))
+    for entry, value in unbuilt(lambda key: _value(given, key)):
+        works = [f"{entry.key} = {shown(each)}" for each in _runs(entry) if each is not None]
+        problems.append(RequestError(f"{entry.key} = {shown(value)}", f"{entry.part} is not built yet", works))
     if problems:
         raise RequestError.joined(problems)
+
+
+def unbuilt(value_of: Callable[[str], object]) -> Iterator[tuple[Unbuilt, object]]:
+    """The entries whose key has a value that does not run, and that value; None is a key that is not given."""
+    for entry in UNBUILT:
+        value = value_of(entry.key)
+        if value is not None and value not in _runs(entry):
+            yield entry, value
+
+
+def _runs(entry: Unbuilt) -> tuple[object, ...]:
+    return entry.runs or (_value(RunConfig().tables(), entry.key),)
 
 
 def _value(tables: Mapping[str, Any], key: str) -> object:

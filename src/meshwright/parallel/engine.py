@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +106,8 @@ class Engine:
                 store.initialise()
         self._train = Executor(plan, training, mesh, units, self.stores, self.allocator, self._products, read)
         self.loss_scale = self._train.loss_scale
-        for told in plan_warnings(plan) if mesh.rank == 0 else ():
+        on_cpu = self.allocator.device.type == "cpu"
+        for told in plan_warnings(plan, on_cpu) if mesh.rank == 0 else ():
             warnings.warn(told, stacklevel=2)
         evaluating = program(plan, mesh.rank, Kind.EVALUATE, schedule)
         self._evaluate = Executor(plan, evaluating, mesh, units, self.stores, self.allocator, self._products, read)
@@ -158,10 +159,11 @@ class Engine:
             apply_selective(units.values(), self._products, axis)
 
     def _apply_tensor(self, units: dict[int, nn.Module]) -> TensorAxis:
-        """Make the groups of the units' collectives known by name as long as the engine lives."""
+        """Make the group of the units' collectives known by name as long as the engine lives, and how it is used."""
         name = f"{GroupName.TP} of engine {id(self)}"
         named = ExitStack()
-        named.enter_context(registered({name: self.mesh.communicator(GroupName.TP)}))
+        over = replace(self.mesh.communicator(GroupName.TP), ring=self.plan.execution.asynchronous_tensor)
+        named.enter_context(registered({name: over}))
         weakref.finalize(self, named.close)
         axis = tensor_axis(self.plan, self.mesh.coordinates, name, self._products)
         apply_tensor(list(units.values()), axis)

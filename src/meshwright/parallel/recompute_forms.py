@@ -18,9 +18,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from meshwright.comm.custom import gathered
 from meshwright.parallel.split import input_gradient
-from meshwright.parallel.tensor_linear import begin_input_gradient, column_forward, row_forward
+from meshwright.parallel.tensor_linear import begin_input_gradient, begin_row_gradient, column_forward, row_forward
 
 __all__ = ["PLAIN", "Begun", "Form", "column_form", "row_form"]
 
@@ -65,10 +64,12 @@ def row_form(group: str, sequence: bool) -> Form:
     """f* over a registered tensor group: all-reduce forward, identity backward; g* under `sequence`."""
 
     def forward(x_NI: Tensor, weights: Sequence[Tensor], _: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        return tuple(row_forward(x_NI, weight, group, sequence) for weight in weights)
+        (weight,) = weights
+        return (row_forward(x_NI, weight, group, sequence),)
 
     def backward(gs: Sequence[Tensor], weights: Sequence[Tensor]) -> Begun:
-        whole = [gathered(g, group) if sequence else g for g in gs]
-        return whole, partial(input_gradient, whole, weights)
+        (g,), (weight,) = gs, weights
+        g_ND, end = begin_row_gradient(g, weight, group, sequence)
+        return [g_ND], end
 
     return Form(forward, backward)

@@ -1,12 +1,11 @@
 """What a plan may ask for that no executor does yet: refused when the engine is built, never left out in silence.
 
-A part that is built loses its line here.
+The list is that of run files, `config.built`; here its keys are read from a plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from meshwright.config.built import unbuilt
 from meshwright.plan.plan import Plan
 
 __all__ = ["check_supported"]
@@ -14,15 +13,13 @@ __all__ = ["check_supported"]
 
 def check_supported(plan: Plan) -> None:
     """Raise NotImplementedError that names every part of `plan` that could be priced but not run."""
-    missing = list(_missing(plan))
+    missing = [f"{entry.part} ({entry.key} = {value})" for entry, value in unbuilt(lambda key: _value(plan, key))]
     if missing:
         raise NotImplementedError(f"not built yet: {', '.join(missing)}")
 
 
-def _missing(plan: Plan) -> Iterator[str]:
-    if plan.degrees.cp > 1:
-        yield f"context parallelism (cp {plan.degrees.cp})"
-    if plan.degrees.ep > 1:
-        yield f"expert parallelism (ep {plan.degrees.ep})"
-    if plan.execution.asynchronous_tensor:
-        yield "asynchronous tensor collectives"
+def _value(plan: Plan, key: str) -> object:
+    """What the plan says of a key of the run file; None where it says nothing, or has another place for it."""
+    section, name = key.split(".")
+    sections = {"mesh": plan.degrees, "optimizer": plan.optimizer, "precision": plan.precision}
+    return getattr(sections.get(section), name, None)

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from meshwright.comm.custom import begin_sum, gathered
 from meshwright.model.loss import share
 from meshwright.parallel.split import WeightProducts
-from meshwright.parallel.tensor_linear import begin_input_gradient, column_forward, row_forward
-from meshwright.parallel.tensor_vocabulary import loss_forward, loss_gradient_
+from meshwright.parallel.tensor_linear import begin_input_gradient, begin_row_gradient, column_forward, row_forward
+from meshwright.parallel.tensor_vocabulary import begin_loss_input_gradient, loss_forward, loss_gradient_
 
 __all__ = ["direct_column", "direct_loss", "direct_row"]
 
@@ -87,10 +86,10 @@ class _Row(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        g_ND = gathered(g, ctx.group) if ctx.sequence else g
+        g_ND, end = begin_row_gradient(g, weight, ctx.group, ctx.sequence)
         if ctx.place is not None:
             ctx.products.add(ctx.place, g_ND, x)
-        return torch.mm(g_ND, weight), None, None, None, None
+        return end(), None, None, None, None
 
 
 class _Loss(torch.autograd.Function):
@@ -99,8 +98,7 @@ class _Loss(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, held: tuple[int, int], group: str, sequence: bool,
         products: WeightProducts,
     ) -> Tensor:  # fmt: skip
-        x_ND = gathered(x, group) if sequence else x
-        total, raised, factor = loss_forward(x_ND, weight, labels, held, group)
+        total, x_ND, raised, factor = loss_forward(x, weight, labels, held, group, sequence)
         ctx.save_for_backward(x_ND, weight, labels, raised, factor)
         ctx.held, ctx.group, ctx.sequence, ctx.products = held, group, sequence, products
         ctx.place = products.place(weight)
@@ -112,7 +110,7 @@ class _Loss(torch.autograd.Function):
         x_ND, weight, labels, raised, factor = ctx.saved_tensors
         size = ctx.held[1]
         loss_gradient_(g, labels, raised, factor, ctx.held)
-        end = begin_sum(torch.mm(raised[:, :size], weight[:size]), ctx.group, scatter=ctx.sequence)
+        end = begin_loss_input_gradient(raised, weight, size, ctx.group, ctx.sequence)
         if ctx.place is not None:
             ctx.products.add(ctx.place, raised, x_ND)
         return end(), None, None, None, None, None, None

@@ -7,7 +7,8 @@
     row          y = x W^T, summed [scattered]               [gather g]  dx = g W   dW = g^T x
 
 In brackets: under sequence parallel, where the stream is (N/T, D). Weights that lie behind one another in a bucket
-(query, key, value; gate, up) are one product.
+(query, key, value; gate, up) are one product. What is gathered or scattered may go round in chunks, under the product
+of others: see `comm.ring`.
 
 Custom operations, whose gradients autograd carries, serve compiled graphs; `tensor_direct` is the eager form of the
 same kernels, whose weight products are written where they belong.
@@ -16,16 +17,20 @@ same kernels, whose weight products are written where they belong.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from meshwright.comm.custom import begin_sum, gathered, size_of
+from meshwright.comm.custom import gathered, size_of
+from meshwright.comm.ring import begin_leaving, entering, goes_round
 from meshwright.comm.torch_private import storage_address
 from meshwright.parallel.split import input_gradient
 
-__all__ = ["begin_input_gradient", "column_forward", "column_product", "row_forward", "row_product"]
+__all__ = [
+    "begin_input_gradient", "begin_row_gradient", "column_forward", "column_product", "row_forward", "row_product",
+]  # fmt: skip
 
 
 def column_product(
@@ -53,15 +58,13 @@ def column_forward(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], group: str, sequence: bool
 ) -> tuple[Tensor, Tensor]:
     """x (N, D), or (N/T, D) under `sequence` -> (y (N, O), x whole)."""
-    x_ND = gathered(x, group) if sequence else x
+    x_ND, rows = entering(x, group, sequence)
     runs = _runs(weights)
-    if len(runs) == 1:
-        y_NO = torch.mm(x_ND, runs[0].t())
-    else:
-        y_NO = x.new_empty(x_ND.shape[0], sum(run.shape[0] for run in runs))
+    y_NO = x.new_empty(x_ND.shape[0], sum(run.shape[0] for run in runs))
+    for low, high in rows:
         first = 0
         for run in runs:
-            torch.mm(x_ND, run.t(), out=y_NO[:, first : first + run.shape[0]])
+            torch.mm(x_ND[low:high], run.t(), out=y_NO[low:high, first : first + run.shape[0]])
             first += run.shape[0]
     if biases:
         y_NO.add_(torch.cat(list(biases)))
@@ -72,12 +75,35 @@ def begin_input_gradient(
     gs: Sequence[Tensor], weights: Sequence[Tensor], group: str, sequence: bool
 ) -> Callable[[], Tensor]:
     """Cotangents (N, O_i) of the products -> the launched sum of the input's gradient: (N, D) or (N/T, D)."""
-    return begin_sum(input_gradient(gs, weights), group, scatter=sequence)
+
+    def product(low: int, high: int) -> Tensor:
+        return input_gradient([g[low:high] for g in gs], weights)
+
+    return begin_leaving(product, gs[0].shape[0], group, sequence)
 
 
 def row_forward(x_NI: Tensor, weight_DI: Tensor, group: str, sequence: bool) -> Tensor:
     """(N, I) -> (N, D), or (N/T, D) under `sequence`."""
-    return begin_sum(torch.mm(x_NI, weight_DI.t()), group, scatter=sequence)()
+
+    def product(low: int, high: int) -> Tensor:
+        return torch.mm(x_NI[low:high], weight_DI.t())
+
+    return begin_leaving(product, x_NI.shape[0], group, sequence)()
+
+
+def begin_row_gradient(g: Tensor, weight_DI: Tensor, group: str, sequence: bool) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Cotangent (N, D), or (N/T, D) under `sequence` -> (whole (N, D), what gives the gradient of the input (N, I)).
+
+    What goes round is multiplied as it arrives, anything else when it is asked for: so it lives less long.
+    """
+    if not (sequence and goes_round(group)):
+        g_ND = gathered(g, group) if sequence else g
+        return g_ND, partial(torch.mm, g_ND, weight_DI)
+    g_ND, rows = entering(g, group, sequence)
+    dx_NI = g.new_empty(g_ND.shape[0], weight_DI.shape[1])
+    for low, high in rows:
+        torch.mm(g_ND[low:high], weight_DI, out=dx_NI[low:high])
+    return g_ND, lambda: dx_NI
 
 
 @torch.library.custom_op("meshwright::column", mutates_args=())
@@ -109,8 +135,8 @@ def _row(x: Tensor, weight: Tensor, group: str, sequence: bool) -> Tensor:
 @torch.library.custom_op("meshwright::row_backward", mutates_args=())
 def _row_backward(g: Tensor, x: Tensor, weight: Tensor, group: str, sequence: bool) -> tuple[Tensor, Tensor]:
     """g (N, D) or (N/T, D) -> (dx (N, I), dW (D, I))."""
-    g_ND = gathered(g, group) if sequence else g
-    return torch.mm(g_ND, weight), torch.mm(g_ND.t(), x)
+    g_ND, end = begin_row_gradient(g, weight, group, sequence)
+    return end(), torch.mm(g_ND.t(), x)
 
 
 def _runs(weights: Sequence[Tensor]) -> list[Tensor]:

@@ -16,6 +16,7 @@ The custom operation serves compiled graphs; `tensor_direct` is the eager form o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,11 +24,12 @@ from torch import Tensor, nn
 
 from meshwright.arch.passing import LOSS_CHUNK_ELEMENTS
 from meshwright.comm.conjugate import scattered, scattered_beside, summed
-from meshwright.comm.custom import begin_sum, gathered, size_of
+from meshwright.comm.custom import gathered, size_of
+from meshwright.comm.ring import begin_leaving, entering
 from meshwright.model.loss import IGNORED, share
 from meshwright.parallel.runs import token_runs
 
-__all__ = ["loss_forward", "loss_gradient_", "vocabulary_look_up", "vocabulary_loss"]
+__all__ = ["begin_loss_input_gradient", "loss_forward", "loss_gradient_", "vocabulary_look_up", "vocabulary_loss"]
 
 
 def vocabulary_look_up(
@@ -61,22 +63,23 @@ def vocabulary_loss(
 
 
 def loss_forward(
-    x_ND: Tensor, weight: Tensor, labels: Tensor, held: tuple[int, int], group: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x (N, D), weight (V with padding, D), labels (N,) -> (sum of token losses (), raised, factor).
+    x: Tensor, weight: Tensor, labels: Tensor, held: tuple[int, int], group: str, sequence: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x (N, D) or (N/T, D), weight (V with padding, D), labels (N,) -> (sum of losses (), x whole, raised, factor).
 
     raised is exp(l - m_r), (N, V with padding), zero where padding is; factor is exp(m_r - m) / s, (N,).
     """
     first, size = held
-    precise = torch.promote_types(x_ND.dtype, torch.float32)
-    tokens, rows = x_ND.shape[0], weight.shape[0]
-    raised = x_ND.new_empty(tokens, rows)
+    precise, tokens = torch.promote_types(x.dtype, torch.float32), labels.shape[0]
+    x_ND, spans = entering(x, group, sequence)
+    raised = x.new_empty(tokens, weight.shape[0])
     raised[:, size:].zero_()
     raised_NV = raised[:, :size]
-    statistics = torch.zeros(3, tokens, dtype=precise, device=x_ND.device)
+    statistics = torch.zeros(3, tokens, dtype=precise, device=x.device)
     statistics[0].fill_(-torch.inf)
     here = _labels_here(labels, first, size)
-    for low, high in token_runs(tokens, size, LOSS_CHUNK_ELEMENTS):
+    runs = (run for low, high in spans for run in token_runs(high - low, size, LOSS_CHUNK_ELEMENTS, low))
+    for low, high in runs:
         logits = torch.mm(x_ND[low:high], weight[:size].t(), out=raised_NV[low:high]).to(precise)
         most, sums, of_label = statistics[:, low:high]
         torch.amax(logits, 1, out=most)
@@ -90,7 +93,18 @@ def loss_forward(
     sums_N = (sums_TN * (most_TN - most_N).exp_()).sum(0)
     losses_N = (sums_N.log() + most_N - label_TN.sum(0)).masked_fill_(labels == IGNORED, 0)
     factor_N = (statistics[0] - most_N).exp_().div_(sums_N)
-    return losses_N.sum(), raised, factor_N
+    return losses_N.sum(), x_ND, raised, factor_N
+
+
+def begin_loss_input_gradient(
+    raised: Tensor, weight: Tensor, size: int, group: str, sequence: bool
+) -> Callable[[], Tensor]:
+    """The gradient of the logits, (N, V with padding) -> the launched sum of the input's: (N, D) or (N/T, D)."""
+
+    def product(low: int, high: int) -> Tensor:
+        return torch.mm(raised[low:high, :size], weight[:size])
+
+    return begin_leaving(product, raised.shape[0], group, sequence)
 
 
 def loss_gradient_(g: Tensor, labels: Tensor, raised: Tensor, factor: Tensor, held: tuple[int, int]) -> Tensor:
@@ -111,8 +125,7 @@ def _loss(
     x: Tensor, weight: Tensor, labels: Tensor, first: int, size: int, group: str, sequence: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """-> (sum of token losses (), gathered x or empty, raised, factor)."""
-    x_ND = gathered(x, group) if sequence else x
-    total, raised, factor = loss_forward(x_ND, weight, labels, (first, size), group)
+    total, x_ND, raised, factor = loss_forward(x, weight, labels, (first, size), group, sequence)
     return total, x_ND if sequence else x.new_empty(0), raised, factor
 
 
@@ -123,7 +136,7 @@ def _loss_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """g (), x (N, D), raised (N, V), which becomes the logits' gradient -> (dx (N, D) or (N/T, D), dW with padding)."""
     loss_gradient_(g, labels, raised, factor, (first, size))
-    end = begin_sum(torch.mm(raised[:, :size], weight[:size]), group, scatter=sequence)
+    end = begin_loss_input_gradient(raised, weight, size, group, sequence)
     gradient = torch.mm(raised.t(), x)
     return end(), gradient
 

@@ -270,7 +270,7 @@ def _others(keys: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     if keys["mesh.pp"] > 1 and keys["parallel.schedule"] != Schedule.ONE_F_ONE_B:
         yield "1f1b", {"parallel.schedule": "1f1b", "parallel.chunks": 1, "parallel.stages": "balanced"}
     if keys["mesh.tp"] > 1 and keys["parallel.sequence"]:
-        yield "without sequence parallel", {"parallel.sequence": False}
+        yield "without sequence parallel", {"parallel.sequence": False, "parallel.asynchronous_tensor": False}
     if keys["batch.micro"] > 1:
         yield f"micro-batch {keys['batch.micro'] // 2}", {"batch.micro": keys["batch.micro"] // 2}
     yield f"micro-batch {keys['batch.micro'] * 2}", {"batch.micro": keys["batch.micro"] * 2}

@@ -130,6 +130,9 @@ def within(space: Space, mesh: Mesh) -> tuple[dict[str, Array], dict[str, int]]:
     refused: dict[str, int] = {}
     for micro in micros(space, mesh):
         for sequence in space.allowed("parallel.sequence", (True, False)) if tp > 1 else (False,):
+            if tp > 1 and not sequence and space.fixed.get("parallel.asynchronous_tensor"):
+                _count(refused, "parallel.asynchronous_tensor needs parallel.sequence")
+                continue
             if sequence and micro * (length // cp) % tp:
                 _count(refused, "the tokens of a micro-batch must be a multiple of tp with parallel.sequence")
                 continue

@@ -33,6 +33,7 @@ AXES: dict[str, list[Any]] = {
     "zero": [0, 1, 2, 3],
     "pipe": ["none", "1f1b", "interleaved", "zb-h1", "zb-v"],
     "tp": [1, 2],
+    "ring": [False, True],
     "dp": [2, 1],
 }
 """A feature that is built gets a line here."""
@@ -52,6 +53,7 @@ def plan_of(row: Row) -> Plan:
                 "schedule": row["pipe"] if piped else "1f1b",
                 "chunks": 2 if row["pipe"] in ("interleaved", "zb-v") else 1,
                 "recompute": row["recompute"],
+                "asynchronous_tensor": row["ring"],
             },
             batch={"global": SEQUENCES, "micro": SEQUENCES // (row["dp"] * row["accumulation"])},
             precision={"compute": row["precision"]},
@@ -63,6 +65,8 @@ def plan_of(row: Row) -> Plan:
 
 
 def legal(row: Row) -> bool:
+    if row["ring"] and row["tp"] == 1:
+        return False
     try:
         return plan_of(row).degrees.ranks <= RANKS
     except (RequestError, NotImplementedError):

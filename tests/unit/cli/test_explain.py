@@ -54,7 +54,10 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["--ranks", "3"], "3 ranks were started"),
         (["mesh.dp=3"], "must be a multiple of micro x dp 3"),
         (["mesh.dp=fill"], "--ranks N"),
-        (["mesh.tp=2", "parallel.asynchronous_tensor=true"], "is not built yet"),
+        (
+            ["mesh.tp=2", "parallel.asynchronous_tensor=true", "parallel.sequence=false"],
+            "an all-reduce needs its whole product; what works: parallel.sequence = true",
+        ),
         (["--ranks", "0"], "0 is no number of at least 1"),
         (["batch.global=9223372036854775807"], "must be a multiple of"),
         (["batch.global=4611686018427387904"], "micro-batches a rank are more than a step of 4 blocks takes, 1048576"),

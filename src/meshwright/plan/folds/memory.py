@@ -247,7 +247,8 @@ class _Sizes:
         selective = plan.execution.recompute is Recompute.SELECTIVE
         fused = fused_norms or (plan.arch.norm is Norm.RMS and not plan.execution.compile)
         gathers, ways = plan.execution.sequence, plan.degrees.tp
-        self._setting = Setting(plan.batch.micro, sequence, masked, fused, selective, gathers, ways)
+        rings = plan.execution.asynchronous_tensor
+        self._setting = Setting(plan.batch.micro, sequence, masked, fused, selective, gathers, ways, rings)
         self._arch = _narrowed(plan)
         self._in_place = not plan.execution.compile
         self._hidden = border_elements(plan) * self._compute

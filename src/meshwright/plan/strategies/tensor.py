@@ -16,6 +16,9 @@ hold the same ones, each for its own query heads.
                                    query heads 0 1  2 3  4 5  6 7
                                    key heads   0    0    1    1        kv_cut 2, kv_copy 2
 
+`asynchronous_tensor` sends the gathers and scatters beside products round a ring in chunks, each under the product of
+another (`comm/ring.py`): the same calls of the same bytes. The embedding's have no product beside them.
+
 A vocabulary that does not divide is padded in memory: the last ranks hold fewer rows of the tensor, and no product
 ever reads the others.
 """
@@ -152,6 +155,12 @@ def problems(plan: Plan) -> Iterator[RequestError]:
             yield RequestError(f"mesh.tp = {tp}", f"must divide the {name} of {size}", works)
     if plan.execution.sequence and micro_tokens(plan) % tp:
         yield _odd_length(plan)
+    if plan.execution.asynchronous_tensor and not plan.execution.sequence:
+        yield RequestError(
+            "parallel.asynchronous_tensor = true with parallel.sequence = false",
+            "cuts the gathers and scatters of sequence parallelism into chunks; an all-reduce needs its whole product",
+            ("parallel.sequence = true", "parallel.asynchronous_tensor = false"),
+        )
 
 
 def legal_degrees(arch: Arch) -> tuple[int, ...]:
