@@ -10,7 +10,7 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGTERM, Signals
@@ -43,11 +43,15 @@ class LaunchError(RuntimeError):
 
 
 class InterruptedRanksError(RuntimeError):
-    """SIGINT or SIGTERM ended the ranks as asked; `exit_code` is 130 or 143."""
+    """SIGINT or SIGTERM ended the ranks as asked; `exit_code` is 130 or 143.
 
-    def __init__(self, signum: int) -> None:
+    `results` are in rank order, of ranks that returned all the same; `step` is the one that all had come to.
+    """
+
+    def __init__(self, signum: int, results: Sequence[Any] = (), step: int | None = None) -> None:
         super().__init__(f"stopped by {Signals(signum).name}")
         self.exit_code = _SIGNAL + signum
+        self.signal, self.results, self.step = Signals(signum), tuple(results), step
 
 
 def run_ranks(
@@ -90,8 +94,11 @@ def run_ranks(
                 results, exit_codes = _run_agent(enter, world, Path(folder), (folder, local_snapshot(), call))
         finally:
             watch.stop()
-        _raise_what_ended(watch.failures(), exit_codes, watch.signals, watch.killed)
-    return [pickle.loads(results[rank]) for rank in range(world)]
+        _raise_failure(watch.failures(), exit_codes, watch.signals, watch.killed)
+        returned = [pickle.loads(results[rank]) for rank in range(world)] if results or not watch.signals else []
+        if watch.signals:
+            raise InterruptedRanksError(watch.signals[0], returned, watch.last_step)
+    return returned
 
 
 def run_here(
@@ -175,10 +182,8 @@ def _run_agent(
         return {}, {rank: failure.exitcode for rank, failure in error.failures.items()}
 
 
-def _raise_what_ended(
-    failures: list[Failure], exit_codes: dict[int, int], signals: list[int], killed: set[int]
-) -> None:
-    """Decides what is told of a launch that has ended; returns when nothing went wrong."""
+def _raise_failure(failures: list[Failure], exit_codes: dict[int, int], signals: list[int], killed: set[int]) -> None:
+    """Decides what is told of a launch that has ended; returns when all went well, or a signal ended it as asked."""
     known = {failure.rank for failure in failures}
     # A rank that ended before it could write its files is known to the agent alone.
     early = [Failure(rank, 0.0, exit_code=code) for rank, code in exit_codes.items() if rank not in known]
@@ -186,7 +191,7 @@ def _raise_what_ended(
         if signals[0] == SIGTERM and killed and len(signals) == 1:
             rank = min(killed)
             raise LaunchError(Failure(rank, 0.0, "TimeoutError", "did not end after SIGTERM and was killed"))
-        raise InterruptedRanksError(signals[0])
+        return
     first = first_failure(failures) or first_failure(early)
     if first is not None:
         raise LaunchError(replace(first, exit_code=exit_codes.get(first.rank)))

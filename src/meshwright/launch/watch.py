@@ -85,6 +85,13 @@ class Watch(threading.Thread):
         ]
         return [*records, *silent]
 
+    @property
+    def last_step(self) -> int | None:
+        """The step that every rank had come to; None where one had come to none."""
+        steps = [read_status(self._folder / f"rank-{rank}.status")[0] for rank in range(self._world)]
+        known = [step for step in steps if step is not None]
+        return min(known) if len(known) == self._world else None
+
     def _look(self, now: float) -> None:
         self._find_processes()
         self._find_failures(now)

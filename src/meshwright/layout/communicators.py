@@ -25,7 +25,7 @@ from meshwright.layout.groups import Group, GroupName, groups
 
 __all__ = ["Joined", "communicators"]
 
-Link = tuple[int, int]
+_Link = tuple[int, int]
 """(source, target): stages of the pipeline, one direction."""
 
 
@@ -35,7 +35,7 @@ class Joined:
 
     ranks: tuple[int, ...]
     names: tuple[GroupName, ...] = ()
-    link: Link | None = None
+    link: _Link | None = None
 
     @property
     def told(self) -> str:
@@ -63,7 +63,7 @@ def _member_sets(degrees: Degrees, group: Group) -> Iterator[tuple[int, ...]]:
                     yield ranks
 
 
-def _ring(stages: int) -> list[Link]:
+def _ring(stages: int) -> list[_Link]:
     """The directed links of a pipeline: every stage to the next one and back, the last next to the first."""
     if stages == 1:
         return []
@@ -71,7 +71,7 @@ def _ring(stages: int) -> list[Link]:
     return [link for first, second in pairs for link in ((first, second), (second, first))]
 
 
-def _ends(degrees: Degrees, link: Link) -> Iterator[tuple[int, int]]:
+def _ends(degrees: Degrees, link: _Link) -> Iterator[tuple[int, int]]:
     """The two ranks at the ends of a link, in every pipeline."""
     source, target = link
     for at in _places(degrees):

@@ -8,7 +8,7 @@ replica group, since its ranks saw different tokens, and over the groups named i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.arch.tensors import Tensor
@@ -74,7 +74,7 @@ class Ownership:
         axes = [axis for axis in Axis if axis is not Axis.PP and axis not in shared]
         return at.pp == self.stages[0] and all(copy == 0 for copy in self._copies(degrees, at, axes))
 
-    def _copies(self, degrees: Degrees, at: Coordinates, axes: list[Axis]) -> Iterator[int]:
+    def _copies(self, degrees: Degrees, at: Coordinates, axes: Sequence[Axis]) -> Iterator[int]:
         """Which copy a rank holds along `axes`: what is left of each index once the digits that cut it are taken out.
 
         Axes that are cut as one index are asked as one: of experts laid out over ep x tp, no coordinate alone tells.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli import request
 from meshwright.cli.checkpoints import told
+from meshwright.cli.ending import Ending
 from meshwright.cli.launcher import REFUSALS, place_of_launcher, told_once
-from meshwright.cli.output import print_json
 from meshwright.config.choices import Weights
 
 if TYPE_CHECKING:
@@ -58,27 +57,23 @@ def _start(job: Job) -> int:
     from meshwright.launch.local import exit_code, run_ranks
     from meshwright.train.machine import check_devices, check_ranks
 
-    check_ranks(job.plan.degrees.ranks)
-    if _is_finished(job):
-        return 0
-    check_devices(job.device, job.plan.degrees.ranks)
-    outcomes: list[Any] = []
     ranks = job.plan.degrees.ranks
-    code = exit_code(lambda: outcomes.extend(run_ranks(_rank, ranks, job, mistakes=_mistakes(), refusals=REFUSALS)))
-    if outcomes and job.quiet_stdout:
-        _print_outcome(job, outcomes[0])
-    return code
+    check_ranks(ranks)
+    ending = Ending(job)
+    if _is_finished(job):
+        ending.already()
+        return 0
+    check_devices(job.device, ranks)
+    return exit_code(ending.of(lambda: run_ranks(_rank, ranks, job, mistakes=_mistakes(), refusals=REFUSALS)))
 
 
 def _take_place(job: Job, place: Place) -> int:
     """Be one of a launcher's ranks."""
     from meshwright.launch.local import exit_code, run_here
 
-    outcomes: list[Any] = []
-    code = exit_code(lambda: outcomes.append(run_here(_rank, place, job, mistakes=_mistakes(), refusals=REFUSALS)))
-    if outcomes and place.rank == 0 and job.quiet_stdout:
-        _print_outcome(job, outcomes[0])
-    return _TERMINATED if outcomes and outcomes[0].stopped else code
+    ending = Ending(job, silent=place.rank > 0)
+    code = exit_code(ending.of(lambda: [run_here(_rank, place, job, mistakes=_mistakes(), refusals=REFUSALS)]))
+    return _TERMINATED if ending.stopped else code
 
 
 def _mistakes() -> tuple[type[BaseException], ...]:
@@ -125,7 +120,3 @@ def _refuse_early(job: Job) -> str:
 
         open_hf(job.plan.start.folder)  # reads headers only
     return open_corpus(job).digest
-
-
-def _print_outcome(job: Job, outcome: Any) -> None:
-    print_json({"name": job.plan.name, "folder": str(job.folder), "plan": job.plan.hash, **dataclasses.asdict(outcome)})
