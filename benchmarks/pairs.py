@@ -30,6 +30,8 @@ import torch.multiprocessing
 
 from meshwright.cli.machine import cpu_name
 from meshwright.data.batch import Batch
+from meshwright.launch.environment import JoinError, Place, detect
+from meshwright.launch.join import join, leave
 from meshwright.launch.rank import prepare
 
 Step = Callable[[Batch], float]
@@ -83,11 +85,35 @@ def on_rank(
 
 
 def launch(ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """`function(rank, ranks, *args)` on ranks of one thread; its result (JSON) on every rank."""
+    """`function(rank, ranks, *args)` on ranks of one thread; its result (JSON) on every rank.
+
+    The ranks are started here; a launcher's rank takes its place among those that are there, and every one of them
+    comes here, with rank 0's arguments, and returns with all results.
+    """
+    place = detect()
+    if place is not None:
+        return at_place(place, ranks, function, args)
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder, "store"))
         torch.multiprocessing.spawn(on_rank, (ranks, store, folder, function, args), nprocs=ranks)
         return [json.loads(Path(folder, str(rank)).read_text()) for rank in range(ranks)]
+
+
+def at_place(place: Place, ranks: int, function: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
+    if ranks != place.world:
+        raise SystemExit(f"error: needs {ranks} ranks, and the launcher started {place.world}")
+    prepare(num_threads=1)
+    try:
+        join(place)
+    except JoinError as error:
+        raise SystemExit(f"error: {error}") from None
+    told = [args]
+    dist.broadcast_object_list(told)
+    results: list[Any] = [None] * ranks
+    dist.all_gather_object(results, json.loads(json.dumps(function(place.rank, ranks, *told[0]))))
+    dist.barrier()
+    leave()
+    return results
 
 
 def summarise(results: Sequence[Seconds], ours: str = "ours", theirs: str = "theirs") -> dict[str, float]:

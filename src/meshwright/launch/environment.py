@@ -98,6 +98,20 @@ def local_snapshot() -> dict[str, str]:
     return ({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}) | snapshot()
 
 
+def snapshot_of(place: Place) -> dict[str, str]:
+    """The snapshot for a process that stands in for the rank at `place`: it comes to the store as a client, for the
+    rank's own process, or the launcher, serves it already."""
+    return snapshot() | {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world),
+        "LOCAL_RANK": str(place.local_rank),
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": str(place.master_port),
+        "TORCHELASTIC_RUN_ID": place.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
 def adopt(environment: Mapping[str, str], keep: frozenset[str] = frozenset()) -> None:
     """Makes `environment` this process's environment, except the names in `keep`."""
     kept = {name: os.environ[name] for name in keep if name in os.environ}

@@ -101,6 +101,15 @@ class Price:
         scale = self.step_seconds / (self.step_seconds - left)
         return {name: seconds * scale for name, seconds in parts.items()}
 
+    @cached_property
+    def compute_parts(self) -> Mapping[str, float]:
+        """What `compute` is made of: forward, backward, and what an action of its own computes again."""
+        times = self.estimates.times
+        forward, again = float(times.forward[0]), float(times.again[0])
+        computed = {"forward": forward, "backward": float(times.compute[0]) - forward - again, "recompute": again}
+        scale = self.parts["compute"] / sum(computed.values())
+        return {name: seconds * scale for name, seconds in computed.items()}
+
     @property
     def spread(self) -> float:
         """The part by which the step time may be off, on either side."""

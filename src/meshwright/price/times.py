@@ -30,10 +30,13 @@ from meshwright.price.weights import Weights
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds; `step` is the sum of the others."""
+    """Seconds; `step` is the sum of the others. `forward` and `again` (what an action of its own computes again) are
+    parts of `compute`."""
 
     step: Array
     compute: Array
+    forward: Array
+    again: Array
     tp: Array
     cp: Array
     ep: Array
@@ -58,6 +61,7 @@ class Block:
     ep: Array
     host: Array
     sharded: Array
+    again: Array  # of `backward`: what an action of its own computes again
     ahead: Array  # all of the forward
     whole: Array  # all of both
     front: Array  # the forward alone, without what ZeRO adds
@@ -98,8 +102,9 @@ def block_seconds(target: Target, layouts: Layouts, units: Units, replica: Repli
         before = np.maximum(replica.forward - front, 0) + slow * np.minimum(replica.forward, front)
         after = np.maximum(replica.backward - behind, 0) + slow * np.minimum(replica.backward, behind)
         sharded = before + after
-    return Block(units.forward, backward, tp, cp, ep, host, sharded, front + before, busy + host + sharded, front,
-                 alone)  # fmt: skip
+    again = full * units.forward
+    return Block(units.forward, backward, tp, cp, ep, host, sharded, again, front + before, busy + host + sharded,
+                 front, alone)  # fmt: skip
 
 
 def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Times:
@@ -127,13 +132,20 @@ def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Time
     has_head = lone | np.where(layouts.head_first, slow_first, slow_last)
     blocks = np.where(slow_last, layouts.last, np.where(slow_first | lone, layouts.first, layouts.most))
     blocks = blocks + further * has_head
-    outside = np.where(has_head, (1 + further) * (units.head_forward + units.head_backward), 0.0)
-    outside = outside + np.where(slow_first | lone, units.embedding_forward + units.embedding_backward, 0.0)
+    has_embedding = slow_first | lone
+    front, behind = (
+        np.where(has_head, (1 + further) * head, 0.0) + np.where(has_embedding, embedding, 0.0)
+        for head, embedding in (
+            (units.head_forward, units.embedding_forward),
+            (units.head_backward, units.embedding_backward),
+        )
+    )
+    outside = front + behind
     at_head = outer / 2 + units.exchanged.tp_head
-    sides = np.where(has_head, (1 + further) * at_head, 0.0) + np.where(slow_first | lone, outer, 0.0)
+    sides = np.where(has_head, (1 + further) * at_head, 0.0) + np.where(has_embedding, outer, 0.0)
     turns = np.zeros_like(blocks) if shown is None else sum(shown.inner)
     if shown is not None:
-        turns = np.where(slow_last, sum(shown.last), np.where(slow_first | lone, sum(shown.first), turns))
+        turns = np.where(slow_last, sum(shown.last), np.where(has_embedding, sum(shown.first), turns))
     working = m * (blocks * block.whole + outside + sides + turns)
     summed = step_exposed(target, layouts, replica, stages, units, busy_behind(layouts, block))
     if shown is not None:
@@ -142,6 +154,8 @@ def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Time
     return Times(
         step=run + summed + optimizer,
         compute=m * (blocks * (block.forward + block.backward) + outside),
+        forward=m * (blocks * block.forward + front),
+        again=m * blocks * block.again,
         tp=m * (blocks * block.tp + sides),
         cp=m * blocks * block.cp,
         ep=m * blocks * block.ep,

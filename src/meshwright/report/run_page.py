@@ -9,8 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from meshwright.price.times import PARTS
+
 __all__ = ["run_page"]
 
+_SHOWN = ("step_seconds", *PARTS, "data")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 860, 220, 64, 24
 _POINTS = 600  # a curve is thinned to about as many
 
@@ -22,7 +25,7 @@ def run_page(folder: Path) -> str:
     lines = [json.loads(line) for line in _read(folder / "metrics.jsonl").splitlines()]
     ledger = json.loads(_read(folder / "ledger.json") or "{}")
     css = files("meshwright.report").joinpath("page", "page.css").read_text()
-    body = [*_curves(lines), *_traffic(ledger), *_memory(ledger), "<h2>Run file</h2>",
+    body = [*_curves(lines), *_time(ledger), *_traffic(ledger), *_memory(ledger), "<h2>Run file</h2>",
             f"<pre>{escape(_read(folder / 'run.toml'))}</pre>"]  # fmt: skip
     head = (
         f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(folder.name)}</title>'
@@ -89,6 +92,24 @@ def _traffic(ledger: dict[str, Any]) -> Iterator[str]:
             said, seen = (side.get(key, {"calls": 0, "sent_bytes": 0}) for side in found)
             rows.append((*key, said["calls"], f"{said['sent_bytes']:,}", f"{seen['sent_bytes']:,}"))
         yield f"<h2>Traffic of a step, rank 0</h2>{_table(header, rows)}"
+
+
+def _time(ledger: dict[str, Any]) -> Iterator[str]:
+    """Seconds of a step by part, and each part's share of it; the parts add up to the step."""
+    said, seen = (ledger.get(side, {}).get("time", {}) for side in ("predicted", "measured"))
+    rows = [
+        (name.removesuffix("_seconds"), *_timed(said, name), *_timed(seen, name))
+        for name in _SHOWN
+        if said.get(name) or seen.get(name)
+    ]
+    if rows:
+        header = ("part", "predicted, s", "share", "measured, s", "share")
+        yield f"<h2>Time of a step, rank 0</h2>{_table(header, rows)}"
+
+
+def _timed(side: dict[str, Any], name: str) -> tuple[str, str]:
+    seconds, whole = side.get(name), side.get("step_seconds")
+    return ("-", "-") if seconds is None or not whole else (f"{seconds:.4g}", f"{seconds / whole:.1%}")
 
 
 def _memory(ledger: dict[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 ledger.json    {"predicted": {}, "measured": {}, "traffic_equal": true, "states_equal": true, "peak_near": true}, the
                first two of the shape of an estimate. Traffic, memory and times are of rank 0, `per_rank` memory of
                all; a figure nobody predicted or measured is null.
+               Predicted times are null where the device's rates are guesses.
 
 The first step is held against the plan: traffic to the byte and call, states to the byte, the peak of memory within
 PEAK_TOLERANCE of what the allocator itself saw.
@@ -90,9 +91,14 @@ def take_account(engine: Engine, peak: int) -> Account:
 
 
 def ledger_json(
-    engine: Engine, account: Account, meter: Meter, spent: Mapping[str, float] | None = None
+    engine: Engine,
+    account: Account,
+    meter: Meter,
+    spent: Mapping[str, float] | None = None,
+    priced: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Both estimates and the verdict. Collective over all ranks."""
+    """Both estimates and the verdict; `spent`, `priced`: seconds by part, measured and predicted. Collective over all
+    ranks."""
     plan, timeline = engine.plan, account.timeline
     peaks = [row[0] for row in gather_integers(engine.mesh, [peak_bytes(engine, account)])]
     expected = [_expected(engine, rank).peak_bytes for rank in _one_a_stage(plan)]
@@ -110,7 +116,7 @@ def ledger_json(
     common = {"plan": plan.hash, "ranks": plan.degrees.ranks}
     return {
         "predicted": {**common, "traffic": _rows(account.predicted), "memory": predicted_memory, "flops": flops,
-                      "time": _times(plan, meter, None, None)},
+                      "time": _times(plan, meter, sum(priced.values()) if priced else None, priced)},
         "measured": {**common, "traffic": _rows(account.measured), "memory": measured_memory, "flops": flops,
                      "time": _times(plan, meter, meter.step_seconds, spent)},
         "traffic_equal": account.traffic_equal,
@@ -168,10 +174,10 @@ def _on_cuda(engine: Engine) -> bool:
 def _times(
     plan: Plan, meter: Meter, seconds: float | None, spent: Mapping[str, float] | None
 ) -> dict[str, float | None]:
-    """The median step; `spent` are the parts of a mean one, scaled so that they add up to it."""
+    """A step of `seconds`; `spent` are the parts of a mean one, scaled so that they add up to it."""
     shown = seconds or None
     ranks = plan.degrees.ranks
-    whole = sum(spent.values()) if spent else 0.0
+    whole = sum(spent[name] for name in STEP_PARTS) if spent else 0.0
     scale = shown / whole if shown and whole else 0.0
     return {
         "step_seconds": shown,

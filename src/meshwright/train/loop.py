@@ -31,6 +31,7 @@ from meshwright.launch.status import RankStatus
 from meshwright.observe.progress import Progress
 from meshwright.parallel.engine import Engine, StepResult
 from meshwright.plan.learning_rate import learning_rate
+from meshwright.price.price import price
 from meshwright.report.run_page import run_page
 from meshwright.train import story
 from meshwright.train.account import Account, LedgerError, ledger_json, peak_bytes, take_account
@@ -230,16 +231,14 @@ class _Loop:
         self._outcome = replace(
             self._outcome, step_seconds=self._meter.step_seconds, traffic_equal=self._account.traffic_equal
         )
-        figures = ledger_json(self._engine, self._account, self._meter, story.spent_parts(self._engine, self._watch))
-        if self._journal is not None:
+        own = price(self._job.plan, story.priced_on(self._engine)) if self._journal is not None else None
+        priced = own.parts if own is not None and not own.is_uncalibrated else None
+        spent = story.spent_parts(self._engine, self._watch)
+        figures = ledger_json(self._engine, self._account, self._meter, spent, priced)
+        if self._journal is not None and own is not None:
             write_json(self._job.folder / LEDGER, figures)
-            spent = story.spent(self._engine, self._watch)
-            where_priced = story.priced_on(self._engine)
-            self._progress.say(
-                *story.closing(
-                    self._job, self._account, self._outcome, figures, where_priced, spent, self._meter.convention
-                )
-            )
+            told = self._job, self._account, self._outcome, figures, own, spent
+            self._progress.say(*story.closing(*told, self._meter.convention))
             (self._job.folder / REPORT).write_text(run_page(self._job.folder))
         self._sample()
         return self._outcome

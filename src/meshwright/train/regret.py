@@ -1,4 +1,4 @@
-"""What a step was predicted to spend and what it spent, by cause; and what another layout would have saved.
+"""What another layout would have saved, at the rates that a run measured.
 
     rates       measured over predicted seconds, by cause: how this machine differs from the cluster it was priced on
     regret      every legal layout, priced again, each part of its step at the measured rate
@@ -28,7 +28,7 @@ from meshwright.train.stopwatch import CAUSES, by_cause
 
 __all__ = [
     "PARTS", "REGRET_AFTER", "Regret", "cluster_name", "predicted", "rates", "regret",
-    "regret_line", "spent_rows",
+    "regret_line",
 ]  # fmt: skip
 
 REGRET_AFTER = 10
@@ -129,25 +129,3 @@ def regret_line(
         f"regret: {short(found.keys)} would take {seconds_text(found.seconds)} a step at the measured rates, "
         f"{saved:.0%} less; moving costs a checkpoint of {bytes_text(size)} written and read"
     )
-
-
-def spent_rows(own: Price, measured: Mapping[str, float] | None, step_seconds: float) -> list[list[str]]:
-    """Rows of the closing table: cause, predicted, measured. Guesses are told as such, the step's with its range."""
-    expected = predicted(own.parts)
-    low, high = map(seconds_text, own.range_seconds)
-    guess = "guess: " if own.is_uncalibrated else ""
-    hint = ", uncalibrated: see doctor --calibrate" if own.is_uncalibrated else ""
-    rows = [
-        [
-            f"a step (priced on {own.cluster.name}{hint})",
-            f"{guess}{low} to {high}" if own.is_uncalibrated else seconds_text(own.step_seconds),
-            seconds_text(step_seconds) if step_seconds else "-",
-        ]
-    ]
-    for name in PARTS:
-        seen = measured[name] if measured is not None else 0.0
-        if expected[name] > 1e-6 or seen > 1e-6:
-            rows.append(
-                [f"  {name}", guess + seconds_text(expected[name]), seconds_text(seen) if measured is not None else "-"]
-            )
-    return rows

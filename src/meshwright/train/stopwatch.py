@@ -18,10 +18,15 @@ from statistics import fmean, median
 from meshwright.layout.groups import GroupName
 from meshwright.plan.action import COMPUTE, Action, Op
 
-__all__ = ["CAUSES", "STEP_PARTS", "Stopwatch", "by_cause"]
+__all__ = ["CAUSES", "COMPUTE_PARTS", "STEP_PARTS", "Stopwatch", "by_cause"]
 
 STEP_PARTS = ("compute", "dp", "tp", "pp", "cp", "ep", "bubble", "optimizer", "data", "other")
 """As a price has them."""
+
+COMPUTE_PARTS: Mapping[Op, str] = {
+    Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.WEIGHT: "backward", Op.RECOMPUTE: "recompute",
+}  # fmt: skip
+"""What `compute` is made of: what an operation counts for. Selective recomputation is a part of the backward."""
 
 CAUSES: Mapping[str, tuple[str, ...]] = {
     "computation": ("compute", "tp", "cp", "ep", "other"),
@@ -56,7 +61,12 @@ class Stopwatch:
     @property
     def parts(self) -> dict[str, float]:
         """The mean of the last steps: parts of a mean add up to it."""
-        return {name: fmean(step[name] for step in self._done) if self._done else 0.0 for name in STEP_PARTS}
+        return {name: self._mean(name) for name in STEP_PARTS}
+
+    @property
+    def computed(self) -> dict[str, float]:
+        """What `compute` of the mean step is made of."""
+        return {name: self._mean(name) for name in COMPUTE_PARTS.values()}
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -86,11 +96,15 @@ class Stopwatch:
             self._spent["bubble"] += sum(self._receives) - messages
         self._spent["other"] += max(seconds - sum(self._spent.values()), 0.0)
         if count:
-            self._done.append(self._spent)
+            self._done.append(self._spent | self._computed)
         self._clear()
+
+    def _mean(self, name: str) -> float:
+        return fmean(step[name] for step in self._done) if self._done else 0.0
 
     def _clear(self) -> None:
         self._spent = dict.fromkeys(STEP_PARTS, 0.0)
+        self._computed = dict.fromkeys(COMPUTE_PARTS.values(), 0.0)
         self._ops: list[Op] = []
         self._receives: list[float] = []
         self._now: tuple[Action, float, float] | None = None
@@ -107,6 +121,7 @@ class Stopwatch:
     def _count(self, action: Action, seconds: float, inside: float) -> None:
         if action.op in COMPUTE:
             self._spent["compute"] += seconds - inside
+            self._computed[COMPUTE_PARTS[action.op]] += seconds - inside
             self._spent["tp"] += inside
         elif action.op is Op.WAIT and self._op(action.of) is Op.RECEIVE:
             self._receives.append(seconds)

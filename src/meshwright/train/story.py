@@ -16,14 +16,15 @@ from meshwright.observe.figures import bytes_text, duration_text, rate_text, tab
 from meshwright.parallel.engine import Engine
 from meshwright.plan.folds.ledger import Row
 from meshwright.plan.plan import Plan
-from meshwright.price.price import price
+from meshwright.price.price import Price
 from meshwright.train.account import HELD, Account
 from meshwright.train.evaluate import EvalResult
 from meshwright.train.figures import CONVENTION
 from meshwright.train.generate import generate
 from meshwright.train.job import Job
 from meshwright.train.outcome import Outcome
-from meshwright.train.regret import cluster_name, spent_rows
+from meshwright.train.regret import cluster_name
+from meshwright.train.spent import spent_rows
 from meshwright.train.stopwatch import Stopwatch
 
 __all__ = [
@@ -140,8 +141,8 @@ def spent(engine: Engine, watch: Stopwatch) -> dict[str, float] | None:
 
 
 def spent_parts(engine: Engine, watch: Stopwatch) -> dict[str, float] | None:
-    """The same by part, as a price has them."""
-    return watch.parts if watch.steps and engine.allocator.device.type == "cpu" else None
+    """The same by part, as a price has them, with what computation is made of."""
+    return watch.parts | watch.computed if watch.steps and engine.allocator.device.type == "cpu" else None
 
 
 def priced_on(engine: Engine) -> str:
@@ -155,11 +156,11 @@ def closing(
     account: Account,
     outcome: Outcome,
     figures: Mapping[str, Any],
-    cluster: str = "local",
+    own: Price,
     seconds: Mapping[str, float] | None = None,
     convention: str = CONVENTION,
 ) -> Iterator[str]:
-    """The closing table; `seconds`: of a mean step, by cause, beside the prices on `cluster`; `convention`: of MFU."""
+    """The closing table; `seconds`: of a mean step, by part, beside the price `own`; `convention`: of MFU."""
     if account.predicted or account.measured:
         yield ""
         yield from _traffic_table(account.predicted, account.measured)
@@ -170,11 +171,14 @@ def closing(
         ["state between steps", bytes_text(sum(states.values())), bytes_text(sum(account.live.values()))],
         ["  with gradients, at most", bytes_text(account.held_predicted), bytes_text(account.held_measured)],
         ["  with activations, at most", bytes_text(account.timeline.peak_bytes), bytes_text(account.peak_measured)],
-        *spent_rows(price(job.plan, cluster), seconds, outcome.step_seconds),
-        ["model FLOPs", "-", rate_text(_job_rate(figures, outcome), "FLOP/s") + f" ({CONVENTION})"],
-        *([["MFU", "-", f"{mfu:.1%} ({convention})"]] if mfu is not None else []),
+        *spent_rows(own, seconds, outcome.step_seconds),
+        ["model FLOPs", "-", rate_text(_job_rate(figures, outcome), "FLOP/s")],
+        *([["MFU", "-", f"{mfu:.1%}"]] if mfu is not None else []),
     ]
     yield from table_lines(["of rank 0", "predicted", "measured"], rows)
+    yield f"model FLOPs: {CONVENTION}" if mfu is None else f"model FLOPs, MFU: {convention}"
+    if own.is_uncalibrated:
+        yield f"guess: the rates of {own.cluster.name!r} were never measured; `meshwright doctor --calibrate` does"
     yield ""
     losses = f"loss {_number(outcome.first_loss)} -> {_number(outcome.last_loss)}"
     held_out = f", evaluation {_number(outcome.eval_loss)}" if outcome.eval_loss is not None else ""

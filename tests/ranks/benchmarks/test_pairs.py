@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from benchmarks import pairs
+
+from meshwright.launch.join import leave
+from meshwright.testing.ranks import run
 
 
 def measure(rank: int, ranks: int, rounds: int, warm_up: int) -> dict[str, Any]:
@@ -38,3 +43,24 @@ def test_sides_take_turns_and_the_warm_up_is_not_counted() -> None:
         assert [len(rank["taken"]["theirs"][kind]) for kind in ("cpu", "wall", "loss")] == [2, 2, 2]
     figures = pairs.summarise([rank["taken"] for rank in found])
     assert figures["ours_cpu_seconds"] > figures["theirs_cpu_seconds"] > 0
+
+
+def told(rank: int, ranks: int, folder: str) -> dict[str, Any]:
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total)
+    return {"rank": rank, "ranks": ranks, "folder": folder, "sum": float(total)}
+
+
+def on_a_launchers_rank(rank: int, port: int) -> list[list[dict[str, Any]]]:
+    """Two launches in one script, as every script of several pairs has them."""
+    leave()
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    return [pairs.launch(2, told, f"of rank {rank}") for _ in range(2)]
+
+
+def test_a_launchers_ranks_take_their_places() -> None:
+    """Nothing is started; every rank has all results, made with rank 0's arguments."""
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    expected = [{"rank": rank, "ranks": 2, "folder": "of rank 0", "sum": 3.0} for rank in range(2)]
+    assert run(on_a_launchers_rank, 2, port) == [[expected, expected]] * 2

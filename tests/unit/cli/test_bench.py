@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from meshwright.cli import benchmarks
 from meshwright.cli.commands import bench
 from meshwright.cli.main import main
 from meshwright.config.errors import RequestError
+from meshwright.launch.environment import Launcher, Place, detect, snapshot_of
 
 ROOT = Path(__file__).parents[3]
 CATALOGUE = benchmarks.read(ROOT / "benchmarks")
@@ -48,7 +50,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
     def stand_in(written: dict[str, dict[str, Any]], codes: dict[str, int] | None = None) -> list[list[str]]:
         started: list[list[str]] = []
 
-        def start(words: list[str], root: Path, scratch: str) -> int:
+        def start(words: list[str], root: Path, scratch: str, place: Any) -> int:
             started.append(words)
             name = Path(words[0]).stem if words[0] != "-m" else words[1].partition(".")[2]
             if name in written:
@@ -119,15 +121,31 @@ def test_wrong_requests(words: list[str], told: str, capsys: pytest.CaptureFixtu
     assert not started
 
 
-def test_a_launchers_rank_is_refused(
-    capsys: pytest.CaptureFixture[str], scripts: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["zero", "--ranks", "4"], "--ranks 4: the launcher started 2; what works: --ranks 2, no --ranks"),
+        (["tensor.dp2tp2"], "--ranks 2: tensor.dp2tp2 runs on 4"),
+        (["price"], "--ranks 2: price runs on 1"),
+    ],
+)
+def test_a_launchers_ranks_run_what_runs_on_so_many(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str], scripts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = scripts({})
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "2000"}.items():
         monkeypatch.setenv(name, value)
-    assert main(["bench"]) == 2
-    assert "starts the ranks of each pair itself" in capsys.readouterr().err
+    assert main(["bench", *words]) == 2
+    assert told in capsys.readouterr().err
     assert not started
+
+
+def test_a_script_stands_in_for_a_rank() -> None:
+    """Under Slurm too: it finds the place of its rank, and comes to a store that is served already."""
+    place = Place(3, 4, 1, "node1", 21000, Launcher.SLURM, run_id="slurm-7-0")
+    found = detect(snapshot_of(place))
+    assert found is not None
+    assert found == replace(place, launcher=Launcher.TORCHRUN, agent_store=True, restart_count=found.restart_count)
 
 
 def test_a_package_without_its_checkout_says_so(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from meshwright.price.calibration import Measured, ProductTime, calibrated
 from meshwright.price.explain import FIGURES
 from meshwright.price.price import Price
 from meshwright.price.request import requested
-from meshwright.train.regret import spent_rows
+from meshwright.train.spent import spent_rows
 from tests.unit.price.ask import ask
 
 RUN = ("model.preset=llama3-8b", "mesh.tp=2", "batch.global=64", "batch.micro=1", "data.sequence_length=4096",

@@ -9,6 +9,10 @@ import pytest
 from meshwright.report.run_page import run_page
 
 
+def times(step: float, compute: float) -> dict[str, float]:
+    return {"step_seconds": step, "compute": compute, "dp": step - compute, "tp": 0.0, "mfu": 0.5}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     figures = [
@@ -19,8 +23,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     row = {"group": "dense", "operation": "all_reduce", "phase": "reduce", "calls": 6, "sent_bytes": 12332032}
     sides = {
-        "predicted": {"traffic": [row], "memory": {"parameters": 77, "per_rank": []}},
-        "measured": {"traffic": [{**row, "sent_bytes": 12332031}], "memory": {"parameters": 78}},
+        "predicted": {"traffic": [row], "memory": {"parameters": 77, "per_rank": []}, "time": times(2.0, 1.5)},
+        "measured": {"traffic": [{**row, "sent_bytes": 12332031}], "memory": {"parameters": 78}, "time": times(2.5, 2)},
     }
     (tmp_path / "ledger.json").write_text(json.dumps(sides))
     (tmp_path / "run.toml").write_text('name = "<b>"\n')
@@ -37,6 +41,21 @@ def test_curves_tables_and_run_file_are_there(folder: Path) -> None:
     assert "per_rank" not in page
     assert "&lt;b&gt;" in page
     assert "<b>" not in page
+
+
+def test_a_step_is_told_by_part(folder: Path) -> None:
+    page = run_page(folder)
+    assert "<td>step</td><td>2</td><td>100.0%</td><td>2.5</td><td>100.0%</td>" in page
+    assert "<td>compute</td><td>1.5</td><td>75.0%</td><td>2</td><td>80.0%</td>" in page
+    assert "<td>dp</td>" in page
+    assert "<td>tp</td>" not in page  # nobody spent any
+
+
+def test_times_that_nobody_predicted_are_dashes(folder: Path) -> None:
+    ledger = json.loads((folder / "ledger.json").read_text())
+    ledger["predicted"]["time"] = dict.fromkeys(ledger["predicted"]["time"])
+    (folder / "ledger.json").write_text(json.dumps(ledger))
+    assert "<td>compute</td><td>-</td><td>-</td><td>2</td><td>80.0%</td>" in run_page(folder)
 
 
 def test_a_curve_spans_its_box(folder: Path) -> None:

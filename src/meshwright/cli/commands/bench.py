@@ -11,14 +11,20 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from subprocess import DEVNULL
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshwright.cli import request
 from meshwright.cli.benchmarks import ALL, Benchmark, choose, find_folder, listing, read, words
-from meshwright.cli.launcher import place_of_launcher
+from meshwright.cli.launcher import place_of_launcher, told_once
 from meshwright.cli.output import print_error, print_json, print_styled
 from meshwright.config.errors import RequestError
+
+if TYPE_CHECKING:
+    from meshwright.launch.environment import Place
+    from meshwright.launch.status import RankStatus
 
 __all__ = ["EXAMPLES", "HELP", "NAME", "add_arguments", "run"]
 
@@ -30,6 +36,7 @@ meshwright bench --list              everything there is, how long it takes, and
 meshwright bench zero                every pair of one benchmark
 meshwright bench tensor.tp2 zero.stage3 --rounds 9
 meshwright bench zero --ranks 4 --json
+torchrun --nproc-per-node 4 -m meshwright bench zero      on the ranks of a launcher: torchrun, srun
 meshwright bench all                 six minutes on two cores"""
 
 _ROUNDS = 5
@@ -52,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--ranks", type=request.positive, metavar="N",
-        help="ranks on this machine (default: the pair's own, 2 for most); of a benchmark, its pairs that run on N",
+        help="ranks to start on this machine (default: the pair's own, 2 for most); of a benchmark, its pairs that run "
+        "on N",
     )  # fmt: skip
 
 
@@ -60,28 +68,80 @@ def run(arguments: argparse.Namespace) -> int:
     """Run them one after the other; 0, or 1 where one failed to run. A bar that is missed is told and is no failure."""
     import meshwright
 
-    folder = find_folder(Path(meshwright.__file__).parent)
-    catalogue = read(folder)
-    if arguments.list:
-        return _list(catalogue, arguments)
-    if place_of_launcher() is not None:
-        raise RequestError(
-            "bench", "starts the ranks of each pair itself, on this machine", ("meshwright bench, without a launcher",)
-        )
-    chosen = choose(catalogue, arguments.names, arguments.ranks)
+    place = place_of_launcher()
+    with told_once(place):
+        folder = find_folder(Path(meshwright.__file__).parent)
+        catalogue = read(folder)
+        chosen = () if arguments.list else _chosen(catalogue, arguments, place)
+        if arguments.list:
+            return _list(catalogue, arguments) if place is None or place.rank == 0 else 0
+    if place is None:
+        return _show(_measure(chosen, arguments, folder.parent), arguments.json)
+    from meshwright.launch.local import exit_code, run_here
+
+    found: list[dict[str, Any]] = []
+    code = exit_code(lambda: found.append(run_here(_take_place, place, chosen, arguments, folder.parent)))
+    if code or place.rank:
+        return code or (0 if found[0]["ok"] else 1)
+    return _show(found[0], arguments.json)
+
+
+def _chosen(
+    catalogue: Sequence[Benchmark], arguments: argparse.Namespace, place: Place | None
+) -> tuple[Benchmark, ...]:
+    """What was asked for. On a launcher's ranks: what runs on so many."""
+    ranks = arguments.ranks
+    if place is not None:
+        if ranks not in (None, place.world):
+            raise RequestError(
+                f"--ranks {ranks}", f"the launcher started {place.world}", (f"--ranks {place.world}", "no --ranks")
+            )
+        ranks = place.world
+    chosen = choose(catalogue, arguments.names, ranks)
     if arguments.rounds is not None and all(each.tables for each in chosen):
         raise RequestError(f"--rounds {arguments.rounds}", f"{chosen[0].name} has no rounds", ("no --rounds",))
+    return chosen
+
+
+def _take_place(
+    place: Place, status: RankStatus, chosen: Sequence[Benchmark], arguments: argparse.Namespace, root: Path
+) -> dict[str, Any]:
+    """Be one of a launcher's ranks. Its scripts meet those of the others in a store that outlives them: a script is a
+    process of its own for each rank, as it is without a launcher."""
+    from meshwright.launch.join import meet
+
+    status.at(None, "start-up")
+    store = meet(place)
+    status.at(None, "benchmarks")
+    found = _measure(chosen, arguments, root, place)
+    store.set(f"done/{place.rank}", "")
+    if place.rank == 0:  # it may serve the store
+        with suppress(RuntimeError):  # a rank that is gone needs it no more
+            store.wait([f"done/{rank}" for rank in range(place.world)], timedelta(seconds=_STOP_S))
+    return found
+
+
+def _measure(
+    chosen: Sequence[Benchmark], arguments: argparse.Namespace, root: Path, place: Place | None = None
+) -> dict[str, Any]:
+    """What the scripts of the chosen benchmarks found."""
     rounds = arguments.rounds or _ROUNDS
+    ranks = arguments.ranks if place is None else place.world
     found: dict[str, Any] = {"ok": True, "rounds": rounds, "hardware": {}, "pairs": {}, "tables": {}, "failed": []}
-    with tempfile.TemporaryDirectory(prefix="bench-") as place, _sigterm_raises():
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, _sigterm_raises():
         for benchmark in chosen:
-            file = Path(place, f"{benchmark.name}.json")
-            code = _start(words(benchmark, arguments.ranks, rounds, file), folder.parent, place)
-            if code:
+            file = Path(folder, f"{benchmark.name}.json")
+            code = _start(words(benchmark, ranks, rounds, file), root, folder, place)
+            if code and (place is None or place.rank == 0):
                 print_error(f"{benchmark.name}: its script ended with exit code {code}")
             _collect(found, benchmark, json.loads(file.read_text()) if file.exists() else {})
     found["ok"] = not found["failed"]
-    if arguments.json:
+    return found
+
+
+def _show(found: dict[str, Any], as_json: bool) -> int:
+    """Print the table or the object, and return the exit code."""
+    if as_json:
         print_json(found)
     else:
         print_styled("\n".join(_told(found)), _STYLES, sys.stdout)
@@ -100,15 +160,16 @@ def _list(catalogue: Sequence[Benchmark], arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _start(arguments: Sequence[str], root: Path, scratch: str) -> int:
+def _start(arguments: Sequence[str], root: Path, scratch: str, place: Place | None = None) -> int:
     """Run a script to its end; what it prints is progress, so goes to standard error. Its ranks end with this process.
 
-    Its temporary files lie in ``scratch``: they go too where it had to be killed.
+    At a launcher's ``place`` it is one rank itself, and rank 0's tells the progress. Its temporary files lie in
+    ``scratch``: they go too where it had to be killed.
     """
-    from meshwright.launch.environment import snapshot
+    from meshwright.launch.environment import snapshot, snapshot_of
 
-    environment = snapshot() | {"TMPDIR": scratch}
-    command, progress = [sys.executable, *arguments], sys.__stderr__
+    environment = (snapshot() if place is None else snapshot_of(place)) | {"TMPDIR": scratch}
+    command, progress = [sys.executable, *arguments], sys.__stderr__ if place is None or not place.rank else DEVNULL
     with subprocess.Popen(command, cwd=root, stdout=progress, env=environment, start_new_session=True) as script:
         try:
             return script.wait()
