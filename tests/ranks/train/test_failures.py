@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from meshwright.checkpoint.folder import Folder
+from meshwright.checkpoint.saver import Saver
 from meshwright.config.choices import OnNonfinite
-from meshwright.launch.local import LaunchError, run_ranks
+from meshwright.launch.local import exit_code, run_ranks
 from meshwright.launch.status import RankStatus
 from meshwright.model.decoder import Head
 from meshwright.optim import update
@@ -123,27 +124,43 @@ def faulty(place: Any, status: RankStatus, job: Job, where: str, mark: Path) -> 
         elif where == "optimizer":
             for kind, rule in update.RULES.items():
                 update.RULES[kind] = _at_step_3(rule, lambda arguments: int(arguments[1][0].step), mark)
+        elif where == "save":
+            Saver.save = _at_step_3(  # type: ignore[method-assign]
+                Saver.save, lambda arguments: arguments[1].step - 1, mark
+            )
     train(place, status, job)
 
 
+DOING = {
+    "data": "reading the batch",
+    "forward": "forward of micro-batch 0, head",
+    "backward": "backward of micro-batch 0, head",
+    "optimizer": "update of bucket 0, embedding",
+    "save": "saving a checkpoint",
+}
+QUICK = {("data", 2), ("optimizer", 2), ("backward", 4), ("save", 4)}
+"""The others are proved: every place on both numbers of ranks."""
+
+
 @pytest.mark.parametrize(
-    ("where", "doing"),
+    ("where", "world"),
     [
-        ("data", "reading the batch"),
-        ("forward", "forward of micro-batch 0, head"),
-        ("backward", "backward of micro-batch 0, head"),
-        ("optimizer", "update of bucket 0, embedding"),
+        pytest.param(where, world, marks=() if (where, world) in QUICK else pytest.mark.prove)
+        for where in DOING
+        for world in (2, 4)
     ],
 )
-def test_one_rank_raises_and_all_end(tmp_path: Path, where: str, doing: str) -> None:
-    job = tiny_job(tmp_path, 2)
-    mark = tmp_path / "raised"
-    with pytest.raises(LaunchError) as caught:
-        run_ranks(faulty, 2, job, where, mark)
+def test_one_rank_raises_and_all_end(tmp_path: Path, capfd: pytest.CaptureFixture[str], where: str, world: int) -> None:
+    """B98: the parent fails, the first error is the last thing told, and nothing that was begun counts as saved."""
+    job, mark = tiny_job(tmp_path, world, checkpoint={"every": 4}), tmp_path / "raised"
+    assert exit_code(lambda: run_ranks(faulty, world, job, where, mark)) == 1
     assert time.time() - mark.stat().st_mtime < LIMIT_S
     assert not Folder(job.folder).steps()
-    told = str(caught.value).splitlines()[0]  # notes may follow
-    assert told == f"rank 1 failed at step 3, in {doing}: ZeroDivisionError: the fault of the test"
+    told = capfd.readouterr().err.splitlines()
+    first = f"rank 1 failed at step 3, in {DOING[where]}: ZeroDivisionError: the fault of the test"
+    *_, last = (place for place, line in enumerate(told) if line == first)
+    assert all(line.startswith("rank 1, stage 0 of 1, action ") for line in told[last + 1 :])  # its note
+    assert "Traceback" in "".join(told[:last])
 
 
 # ------------------------------------------------------------------ the command
@@ -177,24 +194,43 @@ def test_the_first_error_is_the_last_line(tmp_path: Path) -> None:
     assert metrics[-1]["grad_norm"] is None
 
 
-def test_sigterm_ends_after_the_step_with_143(tmp_path: Path) -> None:
+def _stopped(folder: Path, signum: signal.Signals) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of `train --json` that gets a signal in its sixth step."""
     process = subprocess.Popen(
-        _command(tmp_path, train={"steps": 100_000}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        [*_command(folder, train={"steps": 100_000}), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     try:
-        assert process.stdout is not None
-        for line in process.stdout:
+        assert process.stderr is not None
+        for line in process.stderr:
             if line.startswith("step") and line.split()[1].startswith("5/"):
                 break
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signum)
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 143, err
+    return process.returncode, out, err
+
+
+def test_sigterm_ends_after_the_step_with_143(tmp_path: Path) -> None:
+    code, out, err = _stopped(tmp_path, signal.SIGTERM)
+    assert code == 143, err
     assert err.splitlines()[-1] == "stopped by SIGTERM"
-    assert "stopped after" in out
-    metrics = (tmp_path / "m0" / "metrics.jsonl").read_text().splitlines()
+    assert "stopped after" in err
+    metrics = [json.loads(line) for line in (tmp_path / "m0" / "metrics.jsonl").read_text().splitlines()]
     samples = (tmp_path / "m0" / "data.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in metrics] == list(range(len(samples)))
+    assert [line["step"] for line in metrics] == list(range(len(samples)))
     assert Folder(tmp_path / "m0").steps() == [len(samples)]  # saved before the end
+    told = json.loads(out)
+    assert (told["status"], told["signal"], told["stopped"]) == ("stopped", "SIGTERM", True)
+    assert (told["steps"], told["last_loss"]) == (len(samples), metrics[-1]["loss"])
+
+
+@pytest.mark.prove
+def test_sigint_ends_at_once_with_130(tmp_path: Path) -> None:
+    code, out, err = _stopped(tmp_path, signal.SIGINT)
+    assert code == 130, err
+    assert err.splitlines()[-1] == "stopped by SIGINT"
+    told = json.loads(out)
+    assert (told["status"], told["signal"]) == ("stopped", "SIGINT")
+    assert 6 <= told["steps"] <= len((tmp_path / "m0" / "metrics.jsonl").read_text().splitlines())
