@@ -102,6 +102,7 @@ def bases(source: str) -> dict[str, Base]:
         source, arch=base_arch(layers=4), degrees=Degrees(dp=2, pp=2), batch=Batch(8, 1),
         pipeline=Pipeline(Schedule.ONE_F_ONE_B, 1, (1, 3)),
     )  # fmt: skip
+    tensor = base_plan(source, degrees=Degrees(tp=2), execution=Execution(sequence=True))
     experts = base_arch(family="mixtral", experts=Experts(4, 2, 16))
     compressed = base_arch(family="deepseek_v3", kv_heads=4, latent=latent)
     return {
@@ -113,6 +114,7 @@ def bases(source: str) -> dict[str, Base]:
         "latent": Base(base_plan(source, arch=compressed), ("arch.latent",), runs=False),
         "zero": Base(zero, layout, runs=False),
         "stages": Base(stages, layout, runs=False),
+        "tensor": Base(tensor, layout, runs=False),
     }
 
 

@@ -114,7 +114,14 @@ def _block(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: G
     if setting.selective and gradients.in_place:
         return _selective_block(arch, setting, width, down if gradients.width != width else 0)
     if gradients.in_place:
-        return Moments(0, max(factors, down) if gradients.width != width else factors)
+        product = down if gradients.width != width else 0
+        if not setting.gathers:
+            return Moments(0, max(factors, product))
+        # The cotangent of the last product comes from all ranks; round a ring, its input's gradient comes with it.
+        wide = setting.tokens * arch.ffn * width
+        if setting.rings:
+            return Moments(hidden + wide, max(factors, hidden + wide + product))
+        return Moments(hidden, max(factors, hidden + max(wide, product)))
     kept = _kept(arch, unit, setting, compute)
     first_half = sum(size for name, size in kept.items() if name.startswith("mlp."))
     middle = sum(weights.get(name, 0) for name in ("gate", "up", "down")) + 2 * hidden - first_half

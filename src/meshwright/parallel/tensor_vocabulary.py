@@ -80,20 +80,26 @@ def loss_forward(
     here = _labels_here(labels, first, size)
     runs = (run for low, high in spans for run in token_runs(high - low, size, LOSS_CHUNK_ELEMENTS, low))
     for low, high in runs:
-        logits = torch.mm(x_ND[low:high], weight[:size].t(), out=raised_NV[low:high]).to(precise)
-        most, sums, of_label = statistics[:, low:high]
-        torch.amax(logits, 1, out=most)
-        picked = logits.gather(1, here[low:high].clamp(min=0)[:, None])[:, 0]
-        of_label.copy_(picked.masked_fill_(here[low:high] < 0, 0))
-        torch.sum(logits.sub_(most[:, None]).exp_(), 1, out=sums)
-        if logits.dtype != raised.dtype:
-            raised_NV[low:high].copy_(logits)
+        torch.mm(x_ND[low:high], weight[:size].t(), out=raised_NV[low:high])
+        _exponentials_(raised_NV[low:high], statistics[:, low:high], here[low:high])
     most_TN, sums_TN, label_TN = gathered(statistics, group).view(-1, 3, tokens).unbind(1)
     most_N = most_TN.amax(0)
     sums_N = (sums_TN * (most_TN - most_N).exp_()).sum(0)
     losses_N = (sums_N.log() + most_N - label_TN.sum(0)).masked_fill_(labels == IGNORED, 0)
     factor_N = (statistics[0] - most_N).exp_().div_(sums_N)
     return losses_N.sum(), x_ND, raised, factor_N
+
+
+def _exponentials_(logits: Tensor, statistics: Tensor, here: Tensor) -> None:
+    """Logits (n, V) become exp(l - m), in place; their statistics (3, n) are filled; `here` (n,) as `_labels_here`."""
+    most, sums, of_label = statistics
+    precise = logits.to(statistics.dtype)
+    torch.amax(precise, 1, out=most)
+    picked = precise.gather(1, here.clamp(min=0)[:, None])[:, 0]
+    of_label.copy_(picked.masked_fill_(here < 0, 0))
+    torch.sum(precise.sub_(most[:, None]).exp_(), 1, out=sums)
+    if precise.dtype != logits.dtype:
+        logits.copy_(precise)
 
 
 def begin_loss_input_gradient(

@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.layout.axes import Axis
-from meshwright.price.cluster import Following
-from meshwright.price.exchanges import Exchanges, Parts, exchanges
+from meshwright.price.exchanges import Exchanges, exchanges
 from meshwright.price.layouts import Array, Layouts
-from meshwright.price.products import product_seconds
-from meshwright.price.shapes import BlockShape, Product, Side
+from meshwright.price.products import product_seconds, product_times
+from meshwright.price.shapes import BlockShape, Side
 from meshwright.price.sharing import interleaved_exchanges
 from meshwright.price.target import Target
 
@@ -80,81 +79,33 @@ def straggling(target: Target, layouts: Layouts) -> Array:
 def units(target: Target, layouts: Layouts) -> Units:
     """The units of each layout."""
     tokens = layouts.micro * target.sequence / layouts.cp
-    products = _products(target, layouts, tokens)
-    forward = sum((each[0] for each in products.values()), np.zeros_like(tokens))
-    backward = sum((each[1] + each[2] for each in products.values()), np.zeros_like(tokens))
-    core, host = np.zeros_like(tokens), np.zeros_like(tokens)
+    size = np.zeros_like(tokens)
+    forward, backward, core, host, beside = size, size, size, size, size
     for block in target.shapes.blocks:
         share = block.count / target.shapes.layers
+        products = _products(target, layouts, block, tokens)
         attention = _attention(target, layouts, block, tokens)
         moving = _elementwise(target, layouts, block, tokens)
-        forward = forward + share * (attention[0] + moving[0])
-        backward = backward + share * (attention[1] + moving[1] + _accumulate(target, layouts, block))
+        forward = forward + share * (products[0] + attention[0] + moving[0])
+        backward = backward + share * (products[1] + attention[1] + moving[1] + _accumulate(target, layouts, block))
         core = core + share * (attention[0] if target.unfused else _cheap(target, layouts, block, tokens, moving[0]))
         host = host + share * target.host_seconds(block.routed)
+        beside = beside + share * products[2]
     head = _head(target, layouts, tokens)
     table = tokens * target.shapes.hidden * target.stored / target.memory_rate
-    parts = _parts(target, layouts, products, tokens)
-    given = exchanges(target, layouts, tokens, products[Side.COLUMN][2], parts)
+    given = exchanges(target, layouts, tokens, beside)
     given = interleaved_exchanges(target, layouts, given, forward + host / 3, backward + 2 * host / 3)
     return Units(forward, backward, core, host, 3 * table, 4 * table, *head, given)
 
 
-_Passes = tuple[Array, Array, Array]
-"""Forward, gradient of the input, gradient of the weight."""
-
-
-def _products(target: Target, layouts: Layouts, tokens: Array) -> dict[Side, _Passes]:
-    """Products of a block on so many tokens, by how the tensor axis cuts them."""
-    zero = np.zeros_like(tokens)
-    out: dict[Side, _Passes] = dict.fromkeys(Side, (zero, zero, zero))
-    for block in target.shapes.blocks:
-        share = block.count / target.shapes.layers
-        for product in block.products:
-            ahead, inputs, weights = product_times(target, layouts, product, tokens)
-            before = out[product.side]
-            out[product.side] = before[0] + share * ahead, before[1] + share * inputs, before[2] + share * weights
-    return out
-
-
-def _parts(target: Target, layouts: Layouts, whole: dict[Side, _Passes], tokens: Array) -> Parts | None:
-    """Products on one of T chunks of the tokens, where some layout of the literal program goes round a ring."""
-    if target.cluster.software.following is not Following.LITERAL or not layouts.asynchronous.any():
-        return None
-    one = _products(target, layouts, tokens / layouts.tp)
-
-    def lost(side: Side, which: int) -> Array:
-        return np.asarray(np.maximum(layouts.tp * one[side][which] - whole[side][which], 0.0))
-
-    columns, rows = one[Side.COLUMN][:2], one[Side.ROW][:2]
-    lost_columns, lost_rows = ((lost(side, 0), lost(side, 1)) for side in (Side.COLUMN, Side.ROW))
-    return Parts(columns, rows, lost_columns, lost_rows)
-
-
-def product_times(target: Target, layouts: Layouts, product: Product, tokens: Array) -> tuple[Array, Array, Array]:
-    """Forward, gradient of the input, gradient of the weight."""
-    shapes, processors = target.shapes, target.cluster.device.processors
-    rate = target.product_rate
-    n, k, m = np.full_like(tokens, product.n), np.full_like(tokens, product.k), tokens
-    count = np.ones_like(tokens)
-    if product.experts == shapes.experts and product.experts > 1:
-        # Even routing: rows of one expert, whole tiles of 64.
-        m = np.ceil(tokens * shapes.active * layouts.ep / shapes.experts / 64) * 64
-        count = shapes.experts / layouts.ep
-        rate = rate * target.values["matrix.grouped"]
-    tp = layouts.tp
-    if product.kv:
-        n = (product.n - product.kv) / tp + product.kv / np.minimum(tp, shapes.kv_heads)
-    elif product.n == shapes.experts and product.experts == 1 and shapes.active:
-        rate = target.wide_rate
-    else:
-        n = n / tp if product.side.value == "column" else n
-    k = k / tp if product.side.value == "row" else k
-    moved = count * (m * k + k * n + m * n) * target.stored / target.memory_rate
-    return tuple(  # type: ignore[return-value]
-        np.maximum(product_seconds(target.values, rate, processors, *dims, count), moved)
-        for dims in ((m, n, k), (m, k, n), (n, k, m))
-    )
+def _products(target: Target, layouts: Layouts, block: BlockShape, tokens: Array) -> tuple[Array, Array, Array]:
+    """Products of a block: once forward, for the gradients of inputs and of weights, and of these of column weights."""
+    forward, backward, column = np.zeros_like(tokens), np.zeros_like(tokens), np.zeros_like(tokens)
+    for product in block.products:
+        ahead, inputs, weights = product_times(target, layouts, product, tokens)
+        forward, backward = forward + ahead, backward + inputs + weights
+        column = column + weights * (product.side is Side.COLUMN)
+    return forward, backward, column
 
 
 def _attention(target: Target, layouts: Layouts, block: BlockShape, tokens: Array) -> tuple[Array, Array]:

@@ -1,11 +1,8 @@
 """What a unit exchanges while it runs, over arrays: exposed seconds of the tensor, context and expert axes.
 
 tensor    2 all-reduces of the stream a pass, or 2 gathers and 2 scatters (sequence parallel; backward gathers the
-          inputs of column products once more where the stack kept only their parts)
-          round a ring (`parallel.asynchronous_tensor` of the literal program), each hop under a part of a product:
-
-              product   | part | part | part |               (T - 1) max(hop, part) + part
-              hop       | hop  | hop  |
+          inputs of column products once more where the stack kept only their parts); in chunks under the products by
+          `ring.py`
 context   keys and values, by `context.py`
 expert    2 all-to-alls a pass: tokens to their experts and back
 """
@@ -20,21 +17,9 @@ from meshwright.layout.axes import Axis
 from meshwright.price.cluster import Attention, Following
 from meshwright.price.context import context_seconds
 from meshwright.price.layouts import Array, Layouts
-from meshwright.price.links import Way, exchange_seconds, way
+from meshwright.price.links import exchange_seconds, way
+from meshwright.price.ring import ring_seconds
 from meshwright.price.target import Target
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Seconds of a block's products on the tokens of one of T chunks, and what T of them lose against one product.
-
-    Each (forward, gradient of the input), of all column products and of all row products.
-    """
-
-    columns: tuple[Array, Array]
-    rows: tuple[Array, Array]
-    columns_lost: tuple[Array, Array]
-    rows_lost: tuple[Array, Array]
 
 
 @dataclass(frozen=True)
@@ -54,18 +39,16 @@ class Exchanges:
         return Exchanges(**{name: getattr(self, name)[index] for name in self.__dataclass_fields__})
 
 
-def exchanges(target: Target, layouts: Layouts, tokens: Array, beside: Array, parts: Parts | None = None) -> Exchanges:
+def exchanges(target: Target, layouts: Layouts, tokens: Array, beside: Array) -> Exchanges:
     """Of each layout, for micro-batches of `tokens` tokens a rank; `beside`: seconds of the weight products of a
-    block's column products; `parts` where some layouts go round a ring."""
-    forward, backward, outer = _tensor(target, layouts, tokens, beside, parts)
+    block's column products."""
+    forward, backward, outer = _tensor(target, layouts, tokens, beside)
     ring = context_seconds(target, layouts, tokens)
     experts = _experts(target, layouts, tokens)
     return Exchanges(forward, backward, *ring, experts, experts, outer, _head(target, layouts, tokens))
 
 
-def _tensor(
-    target: Target, layouts: Layouts, tokens: Array, beside: Array, parts: Parts | None
-) -> tuple[Array, Array, Array]:
+def _tensor(target: Target, layouts: Layouts, tokens: Array, beside: Array) -> tuple[Array, Array, Array]:
     """The literal program keeps the whole inputs of column products, and sums their gradients while it computes those
     of their weights: of four collectives backward two run beside `beside`, and none gathers again."""
     group = way(target, layouts.tp, layouts.stride(Axis.TP))
@@ -75,37 +58,15 @@ def _tensor(
         sums = np.where(layouts.sequence > 0, 2 * group.gather(stream), 2 * group.all_reduce(stream))
         late = np.maximum(sums - beside, 0.0) + target.values["overlap.slow"] * np.minimum(sums, beside)
         forward, backward = 2 * pair, 2 * pair - sums + late
-        if parts is not None:
-            ring = _ring(target, layouts, group, stream, beside, parts)
-            forward, backward = (
-                np.where(layouts.asynchronous > 0, round_, plain)
-                for round_, plain in zip(ring, (forward, backward), strict=True)
-            )
+        if layouts.asynchronous.any():
+            ring = ring_seconds(target, layouts, tokens)
+            forward = np.where(layouts.asynchronous > 0, ring[0], forward)
+            backward = np.where(layouts.asynchronous > 0, ring[1], backward)
         return forward, backward, pair
     again = np.where(layouts.sequence > 0, group.gather(stream), 0.0)
     chunked = np.logical_or(layouts.asynchronous > 0, _user_buffers(target, layouts) > 0)
     shown = np.where(chunked, 1 - target.values["overlap.tensor"], 1.0)
     return 2 * pair * shown, (2 * pair + again) * shown, pair
-
-
-def _ring(
-    target: Target, layouts: Layouts, group: Way, stream: Array, beside: Array, parts: Parts
-) -> tuple[Array, Array]:
-    """What two gathers and two scatters of a block show, forward and backward, where they go round under its products.
-
-    Two of each side share the side's products. The last hop of an input gradient's sum runs beside weight products too.
-    """
-    hops = np.maximum(layouts.tp - 1, 1.0)
-    hop = 2 * (group.gather(stream) / hops + (hops - 1) / hops * group.call_s)
-
-    def shown(part: Array, lost: Array, after: Array | float = 0.0) -> Array:
-        late = (hops - 1) * np.maximum(hop - part, 0.0) + np.maximum(hop - part - after, 0.0)
-        hidden = np.minimum(hops * hop, hops * part + after)
-        return np.asarray(lost + late + target.values["overlap.slow"] * hidden)
-
-    forward = shown(parts.columns[0], parts.columns_lost[0]) + shown(parts.rows[0], parts.rows_lost[0])
-    backward = shown(parts.columns[1], parts.columns_lost[1], beside) + shown(parts.rows[1], parts.rows_lost[1])
-    return forward, backward
 
 
 def _head(target: Target, layouts: Layouts, tokens: Array) -> Array:

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from meshwright.price.layouts import Array
+from meshwright.price.layouts import Array, Layouts
+from meshwright.price.shapes import Product
+from meshwright.price.target import Target
 
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.72), (64, 64, 0.50))
 """Rows, columns, share of the rate of large tiles."""
@@ -47,3 +49,29 @@ def alignment(values: Mapping[str, float], n: Array, k: Array) -> Array:
     extra = values["matrix.unaligned"] * unaligned
     extra = np.where(four, values["matrix.odd"], np.where(eight, values["matrix.four"], extra))
     return np.asarray(1 + extra, dtype=np.float64)
+
+
+def product_times(target: Target, layouts: Layouts, product: Product, tokens: Array) -> tuple[Array, Array, Array]:
+    """Forward, gradient of the input, gradient of the weight."""
+    shapes, processors = target.shapes, target.cluster.device.processors
+    rate = target.product_rate
+    n, k, m = np.full_like(tokens, product.n), np.full_like(tokens, product.k), tokens
+    count = np.ones_like(tokens)
+    if product.experts == shapes.experts and product.experts > 1:
+        # Even routing: rows of one expert, whole tiles of 64.
+        m = np.ceil(tokens * shapes.active * layouts.ep / shapes.experts / 64) * 64
+        count = shapes.experts / layouts.ep
+        rate = rate * target.values["matrix.grouped"]
+    tp = layouts.tp
+    if product.kv:
+        n = (product.n - product.kv) / tp + product.kv / np.minimum(tp, shapes.kv_heads)
+    elif product.n == shapes.experts and product.experts == 1 and shapes.active:
+        rate = target.wide_rate
+    else:
+        n = n / tp if product.side.value == "column" else n
+    k = k / tp if product.side.value == "row" else k
+    moved = count * (m * k + k * n + m * n) * target.stored / target.memory_rate
+    return tuple(  # type: ignore[return-value]
+        np.maximum(product_seconds(target.values, rate, processors, *dims, count), moved)
+        for dims in ((m, n, k), (m, k, n), (n, k, m))
+    )

@@ -37,11 +37,18 @@ class Case:
     plan: Plan
 
 
-def case(name: str, sequence: int = 64, tied: bool = False, sequence_parallel: bool = False, **changes: Any) -> Case:
+def case(
+    name: str,
+    sequence: int = 64,
+    tied: bool = False,
+    sequence_parallel: bool = False,
+    ring: bool = False,
+    **changes: Any,
+) -> Case:
     """Wide enough that activations, gradients and states are all seen in a peak."""
     arch = {"hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 320, "vocab": 515, "tie_embeddings": tied}
     plan = make_plan(arch=arch, **{"micro": 2, "accumulation": 2} | changes)
-    execution = replace(plan.execution, sequence=sequence_parallel)
+    execution = replace(plan.execution, sequence=sequence_parallel or ring, asynchronous_tensor=ring)
     return Case(name, replace(plan, data=replace(plan.data, sequence_length=sequence), execution=execution))
 
 
@@ -59,6 +66,9 @@ CASES = [
     case("pp, zb-h1", pp=2, accumulation=4, schedule=Schedule.ZB_H1),
     case("tp", tp=2),
     case("tp, sequence parallel", tp=2, sequence_parallel=True),
+    case("tp, round a ring", tp=2, ring=True),
+    case("tp, round a ring, selective", tp=2, ring=True, recompute=Recompute.SELECTIVE),
+    case("tp, round a ring, bfloat16, recompute", tp=2, ring=True, precision=MIXED, recompute=Recompute.FULL),
     case("dp, selective", dp=2, recompute=Recompute.SELECTIVE),
     case("tp, selective", tp=2, recompute=Recompute.SELECTIVE),
     case("tp, selective, sequence parallel", tp=2, recompute=Recompute.SELECTIVE, sequence_parallel=True),

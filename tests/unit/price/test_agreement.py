@@ -30,6 +30,7 @@ def points(count: int, zeros: tuple[int, ...], seed: int = 0) -> Iterator[list[s
             f"mesh.dp={dp}", f"mesh.tp={tp}", f"mesh.pp={pp}", f"parallel.zero={zero}", f"batch.micro={micro}",
             f"batch.global={micro * dp * micros}", "precision.compute=bfloat16", "cluster.software.following=literal",
             f"parallel.recompute={draw.choice(('none', 'full'))}",
+            f"parallel.asynchronous_tensor={str(draw.random() < 0.5).lower()}",
         ]  # fmt: skip
         if pp > 1:
             stages = [blocks // pp + (place < blocks % pp) for place in range(pp)]

@@ -24,6 +24,7 @@ from meshwright.plan.program import program
 from meshwright.plan.rules import check_plan
 from meshwright.plan.strategies.calls import unit_calls
 from meshwright.plan.strategies.tensor import kv_copies, legal_degrees
+from meshwright.plan.warnings import plan_warnings
 from tests.unit.plan.plans import make_plan
 
 GPT2 = {"norm": Norm.LAYER, "gated": False, "rope": None, "max_positions": 40, "qkv_bias": True, "output_bias": True,
@@ -127,6 +128,27 @@ def test_embedding_and_head_send_hidden_states_and_three_numbers_a_token() -> No
     assert calls(plan_of(2), 3, Op.FORWARD) == [("all_gather", numbers)]
     assert calls(plan_of(2), 3, Op.BACKWARD) == [("all_reduce", whole)]
     assert calls(plan_of(2, True), 3, Op.FORWARD) == [("all_gather", whole), ("all_gather", numbers)]
+
+
+def ring_of(tp: int, sequence: bool = True) -> Plan:
+    plan = plan_of(tp, sequence)
+    return replace(plan, execution=replace(plan.execution, asynchronous_tensor=True))
+
+
+def test_round_a_ring_the_same_is_sent() -> None:
+    assert ledger(ring_of(4), 0) == ledger(plan_of(4, True), 0)
+
+
+def test_a_ring_needs_what_it_cuts() -> None:
+    check_plan(ring_of(4))
+    with pytest.raises(RequestError, match="what works: parallel.sequence = true, parallel"):
+        check_plan(ring_of(4, sequence=False))
+
+
+def test_a_ring_on_processors_is_told() -> None:
+    assert not plan_warnings(ring_of(4))
+    (told,) = plan_warnings(ring_of(4), on_cpu=True)
+    assert "gains nothing on CPUs" in told
 
 
 def test_nothing_is_sent_without_the_axis() -> None:
