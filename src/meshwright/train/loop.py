@@ -46,6 +46,7 @@ from meshwright.train.nonfinite import NonfiniteError, blame
 from meshwright.train.outcome import Outcome
 from meshwright.train.peak import PeakWatch
 from meshwright.train.regret import REGRET_AFTER, regret_line
+from meshwright.train.sample import may_sample, sample
 from meshwright.train.saves import Saves
 from meshwright.train.start import begin, is_finished
 from meshwright.train.stop import StopRequest
@@ -245,11 +246,11 @@ class _Loop:
 
     def _sample(self) -> None:
         """A sample of text, where the model is small enough to stand on one rank and nobody asked to stop."""
-        if self._outcome.stopped or not story.may_sample(self._job):
+        if self._outcome.stopped or not may_sample(self._job):
             return
         model = whole_model(self._engine)
         if model is not None:
-            self._progress.say(*story.sample(model, self._job, self._feed.dataset))
+            self._progress.say(*sample(model, self._job, self._feed.dataset))
 
     @contextmanager
     def _placed(self, step: int | None) -> Iterator[None]:

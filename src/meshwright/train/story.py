@@ -8,10 +8,8 @@ from typing import Any
 import torch
 
 from meshwright.arch.arithmetic import parameters
-from meshwright.config.errors import RequestError
 from meshwright.data import Dataset
 from meshwright.layout.axes import Axis
-from meshwright.model.decoder import Decoder
 from meshwright.observe.figures import bytes_text, duration_text, rate_text, table_lines
 from meshwright.parallel.engine import Engine
 from meshwright.plan.folds.ledger import Row
@@ -20,7 +18,6 @@ from meshwright.price.price import Price
 from meshwright.train.account import HELD, Account
 from meshwright.train.evaluate import EvalResult
 from meshwright.train.figures import CONVENTION
-from meshwright.train.generate import generate
 from meshwright.train.job import Job
 from meshwright.train.outcome import Outcome
 from meshwright.train.regret import cluster_name
@@ -33,16 +30,10 @@ __all__ = [
     "evaluation",
     "first_step",
     "layout_text",
-    "may_sample",
     "priced_on",
-    "sample",
     "spent",
     "spent_parts",
 ]
-
-_PROMPT = "def "
-_SAMPLE_PARAMETERS = 500_000_000
-_TEMPERATURE = 0.8
 
 
 def beginning(job: Job, dataset: Dataset, engine: Engine) -> Iterator[str]:
@@ -184,33 +175,6 @@ def closing(
     held_out = f", evaluation {_number(outcome.eval_loss)}" if outcome.eval_loss is not None else ""
     ended = f"stopped after {outcome.steps} of {job.steps} steps" if outcome.stopped else f"{outcome.steps} steps"
     yield f"{ended}: {losses}{held_out}; files in {job.folder}"
-
-
-def may_sample(job: Job) -> bool:
-    """Whether text is wanted, and the whole model small enough to be put on one rank for it."""
-    return job.sample_tokens > 0 and parameters(job.plan.arch) <= _SAMPLE_PARAMETERS
-
-
-def sample(model: Decoder, job: Job, dataset: Dataset) -> Iterator[str]:
-    """Text that the model writes; nothing where its tokens cannot be read."""
-    plan, count = job.plan, job.sample_tokens
-    try:
-        prompt = dataset.encode(_PROMPT)
-    except RequestError:  # tokens of an unknown tokenizer
-        return
-    if max(prompt) >= plan.arch.vocab:  # token files need no more than what they hold
-        return
-    context = plan.data.sequence_length
-    tokens = list(generate(model, prompt, count, context=context, temperature=_TEMPERATURE, seed=plan.seed))
-    text = dataset.decode([*prompt, *tokens])
-    yield ""
-    yield f"a sample ({len(tokens)} tokens after {_PROMPT!r}, temperature {_TEMPERATURE}):"
-    yield from (f"  | {_printable(line)}" for line in text.splitlines())
-
-
-def _printable(line: str) -> str:
-    """A model may write any byte; a terminal must not obey it."""
-    return "".join(mark if mark.isprintable() else "·" for mark in line.expandtabs())
 
 
 def _job_rate(figures: Mapping[str, Any], outcome: Outcome) -> float:
