@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from meshwright.arch.arithmetic import flops_per_token, parameters
+from meshwright.arch.parameters import tensors
 from meshwright.layout.axes import Axis
 from meshwright.layout.groups import groups
 from meshwright.observe.figures import bytes_text, table_lines
@@ -76,7 +77,7 @@ def plan_object(plan: Plan) -> dict[str, Any]:
 def rank_object(plan: Plan, rank: int) -> dict[str, Any]:
     """One rank as JSON values."""
     at = plan.degrees.coordinates(rank)
-    table = groups(plan.degrees, plan.sharding.within)
+    table, decaying = groups(plan.degrees, plan.sharding.within), _decaying(plan)
     return {
         "rank": rank,
         "coordinates": asdict(at),
@@ -88,6 +89,7 @@ def rank_object(plan: Plan, rank: int) -> dict[str, Any]:
                 "start": list(each.piece.rectangle.start),
                 "stop": list(each.piece.rectangle.stop),
                 "bucket": each.bucket,
+                "decays": each.piece.tensor in decaying,
             }
             for each in parameter_pieces(plan, rank)
         ],
@@ -154,12 +156,18 @@ def _buckets(plan: Plan, rank: int) -> list[str]:
 
 
 def _pieces(plan: Plan, rank: int) -> list[str]:
-    rows = []
+    rows, decaying = [], _decaying(plan)
     for placed in parameter_pieces(plan, rank):
         rectangle = placed.piece.rectangle
         spans = ", ".join(f"{low}:{high}" for low, high in zip(rectangle.start, rectangle.stop, strict=True))
-        rows.append([placed.piece.tensor, f"[{spans}]", str(placed.bucket), f"{rectangle.numel:,}"])
-    return table_lines(["tensor", "elements", "bucket", "count"], rows, left=2)
+        decays = "yes" if placed.piece.tensor in decaying else "no"
+        rows.append([placed.piece.tensor, f"[{spans}]", str(placed.bucket), f"{rectangle.numel:,}", decays])
+    return table_lines(["tensor", "elements", "bucket", "count", "decays"], rows, left=2)
+
+
+def _decaying(plan: Plan) -> frozenset[str]:
+    """The tensors that weight decay touches."""
+    return frozenset(tensor.name for tensor in tensors(plan.arch) if tensor.trainable and tensor.decays)
 
 
 def _sent(rows: tuple[Row, ...]) -> list[str]:

@@ -96,6 +96,7 @@ def test_another_layout_continues_within_rounding(tmp_path: Path) -> None:
         assert lines(job, "data.jsonl") == lines(saved, "data.jsonl")[2:]
         for a, b in zip(got, wanted, strict=True):
             assert abs(a["loss"] - b["loss"]) <= 1e-12 * abs(b["loss"]), job.plan.name
+            assert a["learning_rate"] == b["learning_rate"], job.plan.name
 
 
 def test_differences_are_told_field_by_field_and_accepted_on_demand(tmp_path: Path) -> None:
