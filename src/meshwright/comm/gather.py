@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from meshwright.comm.communicator import Communicator
 from meshwright.comm.mesh import Mesh
 from meshwright.layout.groups import GroupName
 
-__all__ = ["gather_integers", "gather_text"]
+__all__ = ["gather_integers", "gather_integers_over", "gather_text"]
 
 
 def gather_integers(mesh: Mesh, values: Sequence[int]) -> list[list[int]]:
@@ -20,11 +21,15 @@ def gather_integers(mesh: Mesh, values: Sequence[int]) -> list[list[int]]:
     """
     if mesh.degrees.ranks == 1:
         return [list(values)]
-    group = mesh.communicator(GroupName.WORLD).process_group
-    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
-    table = torch.zeros(mesh.degrees.ranks, len(values), dtype=torch.int64, device=device)
-    table[mesh.rank] = torch.tensor(list(values), dtype=torch.int64)
-    dist.all_reduce(table, group=group)
+    return gather_integers_over(mesh.communicator(GroupName.WORLD), values)
+
+
+def gather_integers_over(over: Communicator, values: Sequence[int]) -> list[list[int]]:
+    """The same over the ranks of one group -> result[place]."""
+    device = torch.device("cuda" if dist.get_backend(over.process_group) == "nccl" else "cpu")
+    table = torch.zeros(over.size, len(values), dtype=torch.int64, device=device)
+    table[over.place] = torch.tensor(list(values), dtype=torch.int64)
+    dist.all_reduce(table, group=over.process_group)
     rows: list[list[int]] = table.tolist()
     return rows
 

@@ -54,6 +54,8 @@ class Mesh:
     ) -> None:
         self.degrees = Degrees(dp, tp, pp, cp, ep, tuple(Axis(name) for name in order))
         self.shard_within, self.kv_copies = shard_within, kv_copies
+        self.shares_memory = True
+        """ZeRO-3: ranks of one machine read parameters where they lie, on CPUs. False: all travels in messages."""
         self.rank = 0
         self._communicators: dict[GroupName, Communicator] = {}
         self._links: dict[tuple[int, int], Communicator] = {}

@@ -81,9 +81,15 @@ def reduce_scatter(over: Communicator, whole: Tensor, own: Tensor, phase: Phase)
     return Handle(works, lambda: _add_in_order(chunks[over.place], arrived, over.place, own), keeps=(whole, own))
 
 
-def all_gather(over: Communicator, whole: Tensor, phase: Phase) -> Handle:
-    """Fill `whole` (n * k,): on entry chunk `place` is this rank's, on return chunk r is rank r's."""
+def all_gather(over: Communicator, whole: Tensor, phase: Phase, shards: Sequence[Tensor] = ()) -> Handle:
+    """Fill `whole` (n * k,): on entry chunk `place` is this rank's, on return chunk r is rank r's.
+
+    `shards`: all chunks, where they lie in memory that the ranks share; they are read at the wait, when the reader is
+    about to need them, and nothing is sent. `whole` need not hold this rank's then.
+    """
     _record(over, Operation.ALL_GATHER, phase, whole)
+    if shards:
+        return Handle(finish=lambda: _join(shards, whole), keeps=(whole,))
     by_rank = whole.view(over.size, -1)
     if not over.direct:
         work = dist.all_gather_single(whole, by_rank[over.place], group=over.process_group, async_op=True)
@@ -130,6 +136,10 @@ def _add_in_order(mine: Tensor, arrived: list[Tensor], place: int, out: Tensor) 
     torch.add(*((before[0], mine) if before else (mine, after.pop(0))), out=out)
     for part in after:
         out.add_(part)
+
+
+def _join(shards: Sequence[Tensor], whole: Tensor) -> None:
+    torch.cat(list(shards), out=whole)
 
 
 def _exchange(over: Communicator, outgoing: list[Tensor], arriving: list[Tensor], tag: _Tag) -> list[dist.Work]:

@@ -53,6 +53,11 @@ class Allocator:
         """(numel,) of zeros."""
         return self.empty(numel, dtype, category).zero_()
 
+    def adopt(self, tensor: Tensor, category: Category) -> Tensor:
+        """Count what was made elsewhere and will live as long as the run."""
+        self._count(category, tensor.untyped_storage().nbytes(), tensor)
+        return tensor
+
     def release(self, tensor: Tensor, category: Category) -> None:
         """Give the bytes back; `tensor` and its views stay valid names for a later `regrow`."""
         storage = tensor.untyped_storage()

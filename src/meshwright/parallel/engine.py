@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from meshwright.comm.communicator import Communicator
 from meshwright.comm.mesh import Mesh
 from meshwright.comm.registry import registered
 from meshwright.config.choices import Recompute
@@ -35,6 +36,8 @@ from meshwright.parallel.store import Store
 from meshwright.parallel.support import check_supported
 from meshwright.parallel.tensor import TensorAxis, apply_tensor, tensor_axis
 from meshwright.plan.action import Action, Kind
+from meshwright.plan.buckets import Bucket, sharding_group
+from meshwright.plan.meeting import plan_groups
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import program
 from meshwright.plan.schedules import ScheduleFunction
@@ -93,7 +96,9 @@ class Engine:
         self.plan, self.mesh = plan, mesh
         self.allocator = Allocator(torch.device(device))
         training = program(plan, mesh.rank, Kind.TRAIN, schedule)
-        self.stores = [Store(plan, bucket, mesh.coordinates, self.allocator) for bucket in training.buckets]
+        self.stores = [
+            Store(plan, bucket, mesh.coordinates, self.allocator, self._readers(bucket)) for bucket in training.buckets
+        ]
         dtype = TORCH_DTYPES[plan.precision.compute]
         self.model = build_decoder(plan.arch, dtype=dtype, device="meta") if model is None else model
         here = stage_units(plan, training.stage)
@@ -142,6 +147,19 @@ class Engine:
         """The action in work, for reports: (kind, index), -1 between steps."""
         running = self._evaluate if self._evaluate.position >= 0 else self._train
         return running.program.kind, running.position
+
+    def _readers(self, bucket: Bucket) -> Communicator | None:
+        """Who may read this rank's shard of a bucket where it lies, see `comm/shared.py`; None: it is sent.
+
+        They must all take part in the count that opens a step: it tells that their last updates are done.
+        """
+        plan, at = self.plan, self.mesh.coordinates
+        group, counting = sharding_group(plan, bucket.replicas), plan_groups(plan)[GroupName.BATCH]
+        meet = set(group.members(plan.degrees, at)) <= set(counting.members(plan.degrees, at))
+        on_cpu = self.allocator.device.type == "cpu"
+        if plan.sharding.stage < 3 or group.size == 1 or not (meet and on_cpu and self.mesh.shares_memory):
+            return None
+        return self.mesh.communicator(group.name)
 
     def _apply_strategies(self, units: dict[int, nn.Module]) -> None:
         """Replace forwards: norms and rotation, tensor axis, products, recomputation, compilation, in this order."""

@@ -276,7 +276,8 @@ class Executor:
 
     def _gather(self, action: Action) -> Handle:
         assert action.group is not None
-        return all_gather(self.mesh.communicator(action.group), self.stores[action.bucket].regrow(), action.phase)
+        store = self.stores[action.bucket]
+        return all_gather(self.mesh.communicator(action.group), store.regrow(), action.phase, store.shards)
 
     def _release(self, action: Action) -> None:
         self.stores[action.bucket].release()

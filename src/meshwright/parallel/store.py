@@ -7,6 +7,7 @@ whole       all elements in the compute dtype; the model's parameters are views 
 own         the run [first, last) that this rank updates: everything at stage 0, its shard from stage 1 on
 master      own elements in the master dtype; a view of `whole` where no copy is kept
 shard       own elements in the compute dtype, where `whole` is not always there (stage 3)
+shards      those of all ranks, where they share memory: then a gather reads them and `shard` is one of them
 gradient    unreduced sums over micro-batches, reduce dtype, whole; it has memory from the first write to the update
             (stages 0, 1) or to the end of its reduction (2, 3)
 reduced     own elements of the summed gradient: a run of `gradient` (0, 1) or a tensor of its own (2, 3)
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.arch.tensors import Tensor as LogicalTensor
+from meshwright.comm.communicator import Communicator
+from meshwright.comm.shared import shared_zeros
 from meshwright.layout.axes import Coordinates
 from meshwright.layout.groups import REPLICA_AXES, GroupName, groups
 from meshwright.layout.rectangles import Rectangle, flat_rectangles
@@ -37,9 +40,14 @@ Values = Callable[[Tensor, LogicalTensor, Rectangle], None]
 
 
 class Store:
-    """Parameters, gradients and optimizer state of `bucket` for the rank at `at`."""
+    """Parameters, gradients and optimizer state of `bucket` for the rank at `at`.
 
-    def __init__(self, plan: Plan, bucket: Bucket, at: Coordinates, allocator: Allocator) -> None:
+    `readers`: who may read its shard where it lies, at stage 3; making the store is collective over them.
+    """
+
+    def __init__(
+        self, plan: Plan, bucket: Bucket, at: Coordinates, allocator: Allocator, readers: Communicator | None = None
+    ) -> None:
         self.plan, self.bucket, self.allocator = plan, bucket, allocator
         self._homes = Homes(plan.execution, allocator)
         self._at = at
@@ -54,10 +62,10 @@ class Store:
             segment.name: nn.Parameter(self._view(self.whole, segment).data, requires_grad=bucket.trainable)
             for segment in bucket.segments
         }
+        self.shards: Sequence[Tensor] = ()
         self.shard: Tensor | None = None
         if plan.sharding.stage == 3:
-            away = self._homes.parameters
-            self.shard = self._homes.zeros(self.last - self.first, self.compute, Category.PARAMETERS, away)
+            self.shard = self._allocate_shard(readers)
             allocator.release(self.whole, Category.PARAMETERS)
         self.master = self._allocate_master()
         self.runs = self._build_runs()
@@ -95,11 +103,12 @@ class Store:
             own[low:high].copy_(run.values, non_blocking=True)
 
     def regrow(self) -> Tensor:
-        """Make room for the whole parameters, own elements in place: what a gather fills."""
+        """Make room for the whole parameters, own elements in place unless a gather reads them: what it fills."""
         assert self.shard is not None
         self.allocator.regrow(self.whole, Category.PARAMETERS)
-        with torch.no_grad():
-            self._own(self.whole).copy_(self.shard, non_blocking=True)
+        if not self.shards:
+            with torch.no_grad():
+                self._own(self.whole).copy_(self.shard, non_blocking=True)
         return self.whole
 
     def release(self) -> None:
@@ -253,6 +262,14 @@ class Store:
     def _has_copy(self) -> bool:
         """Whether the master is memory of its own."""
         return self.plan.precision.has_master and self.bucket.trainable
+
+    def _allocate_shard(self, readers: Communicator | None) -> Tensor:
+        size, away = self.last - self.first, self._homes.parameters
+        if readers is not None and not away:
+            self.shards = shared_zeros(readers, size, self.compute) or ()
+        if self.shards and readers is not None:
+            return self.allocator.adopt(self.shards[readers.place], Category.PARAMETERS)
+        return self._homes.zeros(size, self.compute, Category.PARAMETERS, away)
 
     def _allocate_master(self) -> Tensor:
         if self._has_copy:

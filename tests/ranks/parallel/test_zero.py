@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import math
+import random
+import sys
+import time
+from copy import copy
 
 import numpy as np
 import pytest
 import torch
 
+from meshwright.config.choices import Dtype
 from meshwright.data.batch import IGNORED, Batch
 from meshwright.layout.groups import GroupName
 from meshwright.parallel.engine import Engine
 from meshwright.plan.action import Action
 from meshwright.plan.folds.ledger import ledger
 from meshwright.plan.folds.traffic import Operation
-from meshwright.plan.plan import Optimizer
+from meshwright.plan.plan import Optimizer, Precision
 from meshwright.testing.ranks import run_cases
 from meshwright.verify.batches import global_batches, local_share
 from tests.ranks.parallel.plain import ADAMW, ODD, SGD, Case, plain_training
 from tests.ranks.parallel.running import check_parity, engine_of, train, weights
 
 ODD_ARCH = tuple(ODD.items())
+MASTERS = Precision(Dtype.FLOAT32, Dtype.FLOAT32, Dtype.FLOAT64)
 
 
 def matrix(dp: int) -> list[Case]:
@@ -162,3 +168,37 @@ def test_matrices_decay_and_gains_do_not() -> None:
     biased = (("qkv_bias", True), ("output_bias", True), ("mlp_bias", True))
     cases = [Case(f"stage {zero}", 2, zero, optimizer=rule, arch=biased) for zero in range(4)]
     run_cases(decays_by_shape, 2, cases)
+
+
+def reads_or_receives(rank: int, case: Case) -> None:
+    """Shards that are read where they lie, however far ranks are apart in a step, beside shards that are sent."""
+    plan = case.plan
+    reading, late = engine_of(plan), random.Random(rank)
+    receiving_mesh = copy(reading.mesh)
+    receiving_mesh.shares_memory = False
+    receiving = Engine(plan, receiving_mesh)
+    assert all(len(store.shards) == store.group.size for store in reading.stores)
+    assert not any(store.shards for store in receiving.stores)
+    assert reading.allocator.total == receiving.allocator.total
+    received = train(receiving)
+    reading.mesh.ledger.clear()
+    for number, batch in enumerate(global_batches(plan, 3)):
+        reading.observe(lambda _: time.sleep(late.choice((0.0, 0.0, 0.0, 0.002))))
+        result = reading.step(local_share(plan, batch, rank), plan.optimizer.learning_rate)
+        assert result == received.results[number]
+        if number == 0:
+            assert reading.mesh.ledger.rows == received.rows[0]
+        evaluated = [engine.evaluate(local_share(plan, batch, rank)) for engine in (reading, receiving)]
+        assert number < 2 or evaluated[0] == evaluated[1]
+    for one, other in zip(weights(reading).values(), weights(receiving).values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory that ranks share is Linux's")
+def test_shards_that_are_read_where_they_lie_equal_shards_that_are_sent() -> None:
+    cases = [
+        Case("whole groups, micro-batches", 4, 3, accumulation=4),
+        Case("groups of two, tied", 4, 3, within=2, tied=True),
+        Case("kept until backward, a master copy", 4, 3, 2, reshard=False, precision=MASTERS),
+    ]
+    run_cases(reads_or_receives, 4, cases)

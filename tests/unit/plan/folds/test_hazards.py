@@ -22,6 +22,24 @@ def test_no_generated_program_has_a_hazard(plan: Plan) -> None:
             assert hazards(plan, role_program(plan, stage, kind)) == ()
 
 
+@settings(max_examples=50, deadline=None)
+@given(plans())
+def test_shards_are_read_between_the_count_and_the_norm(plan: Plan) -> None:
+    """Ranks that share memory wait for each other nowhere else: the count tells that all have written, the norm (in an
+    evaluation the sum of the loss) that all have read."""
+    for kind in Kind:
+        for stage in range(plan.degrees.pp):
+            actions = role_program(plan, stage, kind).actions
+            counted, *_ = (i for i, action in enumerate(actions) if action.op is Op.COUNT)
+            reads = [i for i, a in enumerate(actions) if a.op is Op.WAIT and actions[a.of].op is Op.GATHER]
+            closing = [i for i, a in enumerate(actions) if a.op is Op.NORM or (a.op is Op.SUM and a.what is What.LOSS)]
+            closed = closing[-1] if kind is Kind.TRAIN else closing[0] if closing else len(actions)
+            written = [i for i, action in enumerate(actions) if action.op is Op.UPDATE]
+            assert actions[counted + 1].of == counted or plan.degrees.dp == 1
+            assert all(counted < read < closed for read in reads)
+            assert all(closed < update for update in written)
+
+
 def first_hazard(plan: Plan, program: Program) -> str:
     found = hazards(plan, program)
     assert found
