@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
+from meshwright.config.choices import Schedule
 from meshwright.parallel.engine import Engine
 from meshwright.parallel.store import Store
 from meshwright.plan.action import Action, Op
 from meshwright.plan.plan import Execution
 from meshwright.testing.ranks import run_cases
 from meshwright.verify.batches import global_batches, local_share
+from tests.ranks.parallel.pipelines import Pipelined, pipeline_of
 from tests.ranks.parallel.plain import ODD, Case, full_recompute
 from tests.ranks.parallel.running import engine_of
 
@@ -31,7 +34,7 @@ class Hand:
             store.collect = self._collect(store)  # type: ignore[method-assign]
 
     def before(self, action: Action) -> None:
-        if action.op is Op.BACKWARD:
+        if action.op in (Op.BACKWARD, Op.WEIGHT):
             self.micro = action.micro
         if action.op is Op.UPDATE:
             self.reduced[action.bucket] = self._engine.stores[action.bucket].reduced.clone()
@@ -59,16 +62,22 @@ class Hand:
 
 
 def sums_to_15(rank: int, case: Case) -> None:
-    plan = case.plan
-    engine = engine_of(plan)
-    hand = Hand(engine)
+    check_sums(engine_of(case.plan), case.dp)
+
+
+def stages_sum_to_15(rank: int, case: Pipelined) -> None:
+    check_sums(pipeline_of(case.plan), 1)
+
+
+def check_sums(engine: Engine, copies: int) -> None:
+    plan, rank, hand = engine.plan, engine.mesh.rank, Hand(engine)
     for batch in global_batches(plan, 2):  # the second step finds nothing of the first
         engine.step(local_share(plan, batch, rank), 0.0)
         assert sorted(hand.reduced) == [store.bucket.index for store in engine.stores]
         for store in engine.stores:
             wanted = torch.zeros(store.bucket.numel, dtype=torch.float64)
             for segment in store.bucket.segments:
-                wanted[segment.offset : segment.stop] = 15.0 * case.dp
+                wanted[segment.offset : segment.stop] = 15.0 * copies
             assert torch.equal(hand.reduced[store.bucket.index], wanted[store.first : store.last])
         hand.reduced.clear()
 
@@ -80,6 +89,13 @@ def cases(dp: int, within: int = 0) -> list[Case]:
         for zero in range(1 if within else 0, 4)
         for execution in (Execution(), full_recompute())
     ]  # fmt: skip
+
+
+@pytest.mark.prove
+def test_every_schedule() -> None:
+    """B10 (pytorch/torchtitan#1732): scaled again with every micro-batch, sums became moving averages."""
+    chunks = {Schedule.INTERLEAVED: 2, Schedule.ZB_V: 2}
+    run_cases(stages_sum_to_15, 2, [Pipelined(each, 2, MICROS, chunks.get(each, 1)) for each in Schedule], timeout=90)
 
 
 def test_every_stage() -> None:

@@ -17,6 +17,7 @@ from meshwright.plan.action import Action, Op
 from meshwright.plan.plan import Precision
 from meshwright.testing.ranks import run_cases
 from meshwright.verify.batches import global_batches, local_share
+from tests.ranks.parallel.pipelines import Pipelined, pipeline_of
 from tests.ranks.parallel.plain import ADAMW, SGD, Case, plain_training
 from tests.ranks.parallel.running import difference, engine_of, masters, train, weights
 
@@ -175,6 +176,49 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
     ]
     for of_rank in on_both(skips_together, cases):
         assert of_rank == [wanted] * 4
+
+
+def skips_on_its_own_piece(rank: int, case: Pipelined) -> list[Any]:
+    """Step 2 has an infinity in a gradient that rank 1 alone holds: of its stage, or of its heads."""
+    engine, told = pipeline_of(case.plan), []
+    for step, batch in enumerate(global_batches(case.plan, 4)):
+        before = [store.master.clone() for store in engine.stores]
+        if step == 2 and rank == 1:
+            spoil(engine)
+        result = engine.step(local_share(case.plan, batch, rank), 0.01)
+        engine.observe(None)
+        moved = [not torch.equal(store.master, held) for store, held in zip(engine.stores, before, strict=True)]
+        steps = {float(run.step) for store in engine.stores for run in store.runs}
+        told.append((result.finite, result.overflowed, result.loss_scale, all(moved), any(moved), steps))
+    return told
+
+
+def spoil(engine: Engine) -> None:
+    """An infinity in this rank's first piece of a gradient that is cut, or is its stage's alone, before the norm."""
+
+    def before(action: Action) -> None:
+        if action.op is Op.NORM:
+            store = next(s for s in engine.stores if any("mlp.up" in segment.name for segment in s.bucket.segments))
+            (segment,) = (each for each in store.bucket.segments if "mlp.up" in each.name)
+            store.reduced[segment.offset - store.first] = math.inf
+
+    engine.observe(before)
+
+
+def test_an_overflow_on_one_stage_or_one_tensor_rank_skips_the_step_on_all() -> None:
+    """B21 (hpcaitech/ColossalAI#1175): the rank that overflowed left out a collective, and the others waited in it."""
+    sgd = replace(SGD, clip_norm=0.5)
+    cases = [Pipelined(precision=FP16, optimizer=sgd), Pipelined(precision=FP16, optimizer=sgd, pp=1, tp=2)]
+    cases.append(replace(cases[1], sequence=True))
+    start = 2.0**16
+    wanted = [
+        (True, False, start, True, True, {1.0}),
+        (True, False, start, True, True, {2.0}),
+        (True, True, start / 2, False, False, {2.0}),
+        (True, False, start / 2, True, True, {3.0}),
+    ]
+    for of_rank in on_both(skips_on_its_own_piece, cases):
+        assert of_rank == [wanted] * len(cases)
 
 
 def test_an_infinity_that_no_scale_explains_is_nonfinite() -> None:
