@@ -35,7 +35,8 @@ from meshwright.verify.batches import global_batches, local_share
 from tests.unit.plan.plans import make_plan
 
 PACKET, PREAMBLE, PREAMBLES = 20 + 32, 48, 3
-CASES = {"zero 0": 0, "zero 3": 3}
+CASES = {"zero 0": (0, False), "zero 3": (3, False), "zero 3, shared memory": (3, True)}
+"""Stage, and whether parameters are read where they lie instead of sent."""
 _NEW_NETWORK, _GET_FLAGS, _SET_FLAGS, _UP = 0x40000000, 0x8913, 0x8914, 1
 _BYTES_RECEIVED, _BYTES_SENT = 128, 200  # offsets in struct tcp_info
 
@@ -100,8 +101,11 @@ def meet(folder: str, name: str, rank: int) -> None:
 
 
 def measure(rank: int, name: str, folder: str) -> dict[str, Any]:
-    plan = plan_of(CASES[name])
-    engine = Engine(plan, Mesh.of(plan).start())
+    zero, shares_memory = CASES[name]
+    plan = plan_of(zero)
+    mesh = Mesh.of(plan).start()
+    mesh.shares_memory = shares_memory
+    engine = Engine(plan, mesh)
     batches = [local_share(plan, batch, rank) for batch in global_batches(plan, 2)]
     engine.step(batches[0], 1e-3)
     before = at_rest(lambda: (streams(), interface()))

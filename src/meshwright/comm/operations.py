@@ -147,7 +147,8 @@ def _exchange(over: Communicator, outgoing: list[Tensor], arriving: list[Tensor]
     group = over.process_group  # its own methods: dist.isend spends as long again on finding it
     peers = [place for place in range(over.size) if place != over.place]
     works = [group.recv([buffer], place, tag) for place, buffer in zip(peers, arriving, strict=True)]
-    return works + [group.send([outgoing[place]], place, tag) for place in peers]
+    onwards = peers[over.place :] + peers[: over.place]  # else all would begin with the same one
+    return works + [group.send([outgoing[place]], place, tag) for place in onwards]
 
 
 def _begun(work: dist.Work | None) -> dist.Work:

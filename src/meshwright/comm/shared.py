@@ -53,11 +53,12 @@ def shared_zeros(over: Communicator, numel: int, dtype: torch.dtype) -> list[Ten
 
 
 def _machine() -> int:
-    """Equal for processes that know each other by the same numbers: of one kernel, and of one space of process ids."""
+    """Equal for processes of one kernel, one space of process numbers and one network: others count as far away."""
     if sys.platform != "linux":
         return _NONE
-    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    return int.from_bytes(hashlib.blake2b(boot + os.readlink("/proc/self/ns/pid").encode(), digest_size=7).digest())
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    spaces = [os.readlink(f"/proc/self/ns/{each}") for each in ("pid", "net")]
+    return int.from_bytes(hashlib.blake2b("".join([boot, *spaces]).encode(), digest_size=7).digest())
 
 
 def _make(num_bytes: int) -> int:

@@ -40,7 +40,8 @@ class Transport(Enum):
     """What moves the bytes.
 
     GLOO    gloo's own collectives: rings, but its reduce-scatter moves what an all-reduce moves
-    DIRECT  every rank sends each other rank that rank's shard, point to point; an all-reduce stays a ring
+    DIRECT  every rank sends each other rank that rank's shard, point to point; an all-reduce stays a ring. Ranks of one
+            machine may read as many bytes of parameters where they lie instead (`comm/shared.py`)
     NCCL    rings
     """
 
@@ -76,7 +77,7 @@ def sent_bytes(operation: Operation, payload_bytes: int, ranks: int) -> int:
 
 
 def wire_bytes(transport: Transport, operation: Operation, payload_bytes: int, ranks: int) -> int:
-    """What one rank puts on the wire, rounded down."""
+    """What one rank moves to others by the algorithm used, rounded down: on the wire, or from memory to memory."""
     if transport is Transport.GLOO and operation is Operation.REDUCE_SCATTER:
         operation = Operation.ALL_REDUCE
     return sent_bytes(operation, payload_bytes, ranks)
