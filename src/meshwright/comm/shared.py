@@ -82,4 +82,7 @@ def _map(process: int, descriptor: int, numel: int, dtype: torch.dtype) -> Tenso
     path = Path(f"/proc/{process}/fd/{descriptor}")
     if descriptor == _NONE or not os.access(path, os.R_OK | os.W_OK):
         return None
-    return torch.from_file(str(path), shared=True, size=numel, dtype=dtype)  # keeps no descriptor; mmap.mmap would
+    try:
+        return torch.from_file(str(path), shared=True, size=numel, dtype=dtype)  # keeps no descriptor; mmap.mmap would
+    except RuntimeError:
+        return None

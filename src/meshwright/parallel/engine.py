@@ -37,7 +37,7 @@ from meshwright.parallel.support import check_supported
 from meshwright.parallel.tensor import TensorAxis, apply_tensor, tensor_axis
 from meshwright.plan.action import Action, Kind
 from meshwright.plan.buckets import Bucket, sharding_group
-from meshwright.plan.meeting import plan_groups
+from meshwright.plan.meeting import counts_together
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import program
 from meshwright.plan.schedules import ScheduleFunction
@@ -122,7 +122,8 @@ class Engine:
 
         `stop`: this rank was asked to stop; the step is taken, and every rank's result says so.
         """
-        self.model.train()
+        if not self.model.training:  # a walk over all modules
+            self.model.train()
         self._train.run(batch, learning_rate, stop)
         done = self._train
         loss, count = done.read()
@@ -151,13 +152,11 @@ class Engine:
     def _readers(self, bucket: Bucket) -> Communicator | None:
         """Who may read this rank's shard of a bucket where it lies, see `comm/shared.py`; None: it is sent.
 
-        They must all take part in the count that opens a step: it tells that their last updates are done.
+        That they count together tells that their last updates are done.
         """
-        plan, at = self.plan, self.mesh.coordinates
-        group, counting = sharding_group(plan, bucket.replicas), plan_groups(plan)[GroupName.BATCH]
-        meet = set(group.members(plan.degrees, at)) <= set(counting.members(plan.degrees, at))
-        on_cpu = self.allocator.device.type == "cpu"
-        if plan.sharding.stage < 3 or group.size == 1 or not (meet and on_cpu and self.mesh.shares_memory):
+        group = sharding_group(self.plan, bucket.replicas)
+        shares = self.mesh.shares_memory and self.allocator.device.type == "cpu"
+        if self.plan.sharding.stage < 3 or group.size == 1 or not (shares and counts_together(self.plan, group.name)):
             return None
         return self.mesh.communicator(group.name)
 

@@ -12,3 +12,13 @@ from meshwright.plan.strategies.tensor import kv_copies
 def plan_groups(plan: Plan) -> Mapping[GroupName, Group]:
     """Every group of the mesh that `plan` runs on, in the order in which communicators are made."""
     return groups(plan.degrees, plan.sharding.within, kv_copies(plan.degrees, plan.arch))
+
+
+def counts_together(plan: Plan, name: GroupName) -> bool:
+    """Whether all ranks of a group take part in the count that opens a step: none goes on before all have begun it.
+
+    The count is one of samples, so ranks of a context axis do not meet in it.
+    """
+    at = plan.degrees.coordinates(0)
+    members = {each: set(plan_groups(plan)[each].members(plan.degrees, at)) for each in (name, GroupName.BATCH)}
+    return members[name] <= members[GroupName.BATCH]

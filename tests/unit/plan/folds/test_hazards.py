@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 
 from meshwright.config.choices import Recompute, Schedule
+from meshwright.layout.groups import GroupName
 from meshwright.plan.action import COMPUTE, LAUNCHES, Kind, Op, What
 from meshwright.plan.folds.hazards import hazards
+from meshwright.plan.meeting import counts_together
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program, role_program
 from tests.unit.plan.plans import make_plan
@@ -38,6 +40,12 @@ def test_shards_are_read_between_the_count_and_the_norm(plan: Plan) -> None:
             assert actions[counted + 1].of == counted or plan.degrees.dp == 1
             assert all(counted < read < closed for read in reads)
             assert all(closed < update for update in written)
+
+
+def test_context_ranks_do_not_count_together() -> None:
+    assert counts_together(make_plan(dp=2, pp=2), GroupName.DENSE)
+    assert counts_together(make_plan(dp=4, zero=3, within=2), GroupName.SHARD)
+    assert not counts_together(make_plan(dp=2, cp=2), GroupName.DENSE)
 
 
 def first_hazard(plan: Plan, program: Program) -> str:
