@@ -16,8 +16,7 @@ def check_arch(arch: Arch) -> None:
         value: object = getattr(arch, name)
         if not isinstance(value, int) or value < 1:  # a foreign config.json may hold anything
             raise RequestError(f"model.{name} = {value}", "must be at least 1")
-    if arch.layers > _MOST_LAYERS:
-        raise RequestError(f"model.layers = {arch.layers}", f"must be at most {_MOST_LAYERS}", (_MOST_LAYERS,))
+    check_layers(arch.layers)
     if arch.heads % arch.kv_heads:
         raise RequestError(
             f"model.kv_heads = {arch.kv_heads} with model.heads = {arch.heads}",
@@ -31,6 +30,12 @@ def check_arch(arch: Arch) -> None:
     _check_positions(arch)
     if arch.experts is not None:
         _check_experts(arch, arch.experts)
+
+
+def check_layers(layers: int) -> None:
+    """Raise RequestError where nobody would build an object for each of so many."""
+    if layers > _MOST_LAYERS:
+        raise RequestError(f"model.layers = {layers}", f"must be at most {_MOST_LAYERS}", (_MOST_LAYERS,))
 
 
 def _check_positions(arch: Arch) -> None:

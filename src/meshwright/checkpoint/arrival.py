@@ -15,7 +15,8 @@ from meshwright.checkpoint.fingerprint import Fingerprints, Signing
 from meshwright.checkpoint.landing import Landed, nobody
 from meshwright.checkpoint.manifest import Manifest, TensorEntry
 from meshwright.checkpoint.subject import Subject
-from meshwright.checkpoint.views import Held, Views, alone
+from meshwright.checkpoint.views import alone
+from meshwright.comm.views import Held, Views
 from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import Rectangle
 
@@ -65,6 +66,6 @@ def _at(corner: tuple[int, ...], signing: Signing) -> Landed:
     """`signing.took` for what is counted from a corner inside its piece."""
 
     def landed(inner: Rectangle) -> None:
-        signing.took(Rectangle(tuple(a + b for a, b in zip(corner, inner.start, strict=True)), inner.extent))
+        signing.took(inner.offset_by(corner))
 
     return landed if any(corner) else signing.took

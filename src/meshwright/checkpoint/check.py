@@ -10,12 +10,11 @@ import torch
 from meshwright.checkpoint.container import read_container
 from meshwright.checkpoint.diagnose import sign
 from meshwright.checkpoint.errors import DamagedError
-from meshwright.checkpoint.fingerprint import Fingerprints
+from meshwright.checkpoint.fingerprint import Fingerprints, check_fingerprint
 from meshwright.checkpoint.folder import load_manifest
 from meshwright.checkpoint.manifest import MANIFEST, Manifest
 from meshwright.checkpoint.source import Source, SourceFile, Stored, check_size, checkpoint_source, read_block
 from meshwright.checkpoint.storage import Reading, Storage
-from meshwright.layout.fingerprint import shown
 
 __all__ = ["Checked", "check_checkpoint"]
 
@@ -46,13 +45,12 @@ def check_checkpoint(
         except DamagedError as error:
             problems.append(error)
     if not problems:
+        where = storage.where(f"{path}/{MANIFEST}" if path else MANIFEST)
         for tensor in manifest.tensors:
-            if prints.of(tensor.name) != tensor.fingerprint:
-                where = storage.where(f"{path}/{MANIFEST}" if path else MANIFEST)
-                expected, actual = shown(tensor.fingerprint), shown(prints.of(tensor.name))
-                problems.append(
-                    DamagedError(where, "the fingerprint", tensor=tensor.name, expected=expected, actual=actual)
-                )
+            try:
+                check_fingerprint(where, tensor.name, tensor.fingerprint, prints.of(tensor.name))
+            except DamagedError as error:
+                problems.append(error)
     return Checked(manifest, tuple(problems))
 
 
@@ -85,12 +83,6 @@ def _check_file(
 def _check_header(source: Source, file: SourceFile, reading: Reading, stored: list[Stored]) -> None:
     """The safetensors header, which other programs read, says the same as the manifest."""
     where = source.storage.where(file.path)
-
-    def read(offset: int, length: int) -> bytes:
-        buffer = bytearray(length)
-        reading.read_into(offset, memoryview(buffer))
-        return bytes(buffer)
-
-    header = {(entry.offset, entry.dtype, entry.shape) for entry in read_container(read, file.num_bytes, where)}
+    header = {(entry.offset, entry.dtype, entry.shape) for entry in read_container(reading, where)}
     if header != {(each.offset, each.dtype, each.box) for each in stored}:
         raise DamagedError(where, "the header and the manifest name different tensors")

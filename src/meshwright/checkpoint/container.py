@@ -12,21 +12,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from meshwright.checkpoint.dtypes import CODES, code_of
 from meshwright.checkpoint.errors import DamagedError
+from meshwright.checkpoint.storage import Reading
 from meshwright.checkpoint.strict import Reader, parse
 
-__all__ = ["ALIGN", "Contents", "Entry", "plan_container", "read_container"]
+__all__ = ["ALIGN", "Contents", "Entry", "is_plain_name", "plan_container", "read_container"]
 
 ALIGN = 64
 """The data begins at a multiple of this many bytes."""
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the reference implementation."""
+
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +83,24 @@ def plan_container(
     return Contents(len(text).to_bytes(8, "little") + text, entries, tuple(order))
 
 
-def read_container(read: Callable[[int, int], bytes], size: int, file: str) -> tuple[Entry, ...]:
-    """The entries of a file of `size` bytes, of which `read(offset, length)` returns bytes.
+def is_plain_name(name: str) -> bool:
+    """Whether an untrusted file may name `name`: a safetensors file of its own folder, and nothing else."""
+    return _PLAIN_NAME.fullmatch(name) is not None and ".." not in name
+
+
+def read_container(reading: Reading, file: str) -> tuple[Entry, ...]:
+    """The entries of `file`, opened as `reading`.
 
     Raises DamagedError for a header that does not fit the file: length, syntax, names given twice, unknown types,
     sizes that contradict shapes, gaps and overlaps.
     """
+    size = reading.size
     if size < 8:
         raise DamagedError(file, f"has {size} bytes, too few for a safetensors file")
-    length = int.from_bytes(read(0, 8), "little")
+    length = int.from_bytes(_bytes(reading, 0, 8), "little")
     if length > min(size - 8, _MAX_HEADER_BYTES):
         raise DamagedError(file, f"says its header has {length} bytes, in a file of {size}")
-    values = parse(read(8, length), file)
+    values = parse(_bytes(reading, 8, length), file)
     head = Reader(values, file, "the header").keys()
     entries = [
         _entry(Reader(value, file, f"the header's {name!r}"), name, 8 + length)
@@ -105,6 +116,12 @@ def read_container(read: Callable[[int, int], bytes], size: int, file: str) -> t
     if end != size:
         raise DamagedError(file, f"has {size} bytes where its header describes {end}")
     return tuple(entries)
+
+
+def _bytes(reading: Reading, offset: int, length: int) -> bytes:
+    buffer = bytearray(length)
+    reading.read_into(offset, memoryview(buffer))
+    return bytes(buffer)
 
 
 def _entry(reader: Reader, name: str, begin: int) -> Entry:

@@ -12,7 +12,7 @@ from torch import Tensor
 from meshwright.checkpoint.errors import DamagedError
 from meshwright.checkpoint.fingerprint import Fingerprints
 from meshwright.layout.moves import Piece
-from meshwright.layout.rectangles import Rectangle, flat_rectangles
+from meshwright.layout.rectangles import flat_rectangles
 
 if TYPE_CHECKING:
     from meshwright.checkpoint.source import Source, SourceFile, Stored
@@ -40,9 +40,7 @@ def sign(block: Tensor, begin: int, stored: Iterable[Stored], prints: Fingerprin
         for rectangle, flat in flat_rectangles(each.box, first, last):
             where = each.offset + flat * size - begin
             values = block[where : where + rectangle.numel * size].view(each.dtype).view(rectangle.extent)
-            corner = each.piece.rectangle.start
-            start = tuple(a + b for a, b in zip(corner, rectangle.start, strict=True))
-            prints.take(Piece(each.piece.tensor, Rectangle(start, rectangle.extent)), values)
+            prints.take(Piece(each.piece.tensor, rectangle.offset_by(each.piece.rectangle.start)), values)
 
 
 def _print_of(source: Source, name: str) -> int | None:

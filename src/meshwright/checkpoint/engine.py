@@ -12,8 +12,8 @@ from meshwright.checkpoint.manifest import Manifest
 from meshwright.checkpoint.plans import plan_to_json
 from meshwright.checkpoint.state import planned_files, shapes, state_name, total_bytes
 from meshwright.checkpoint.subject import Identity, Known, Subject
-from meshwright.checkpoint.views import Held
 from meshwright.checkpoint.writer import PlannedFile
+from meshwright.comm.views import Held
 from meshwright.layout.moves import Piece
 from meshwright.parallel.engine import Engine
 

@@ -22,6 +22,10 @@ class DamagedError(CheckpointError):
         digests = f": expected {expected}, actual {actual}" if expected or actual else ""
         super().__init__(f"{file}: {problem}{place}{digests}")
 
+    def fields(self) -> dict[str, str]:
+        """What it was made of: `DamagedError(**fields)` is equal."""
+        return {name: getattr(self, name) for name in ("file", "problem", "tensor", "expected", "actual")}
+
 
 class SaveError(CheckpointError):
     """A checkpoint was not written; older ones are as they were. Equal on every rank."""

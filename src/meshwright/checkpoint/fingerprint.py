@@ -19,12 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.views import bytes_of, narrow
-from meshwright.layout.fingerprint import UNIT_BYTES, Words, add, multipliers, units_of
+from meshwright.checkpoint.errors import DamagedError
+from meshwright.checkpoint.views import bytes_of
+from meshwright.comm.views import narrow
+from meshwright.layout.fingerprint import UNIT_BYTES, Words, add, multipliers, shown, units_of
 from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import Rectangle, flat_rectangles, full
 
-__all__ = ["Fingerprints", "Signing", "fingerprint"]
+__all__ = ["Fingerprints", "Signing", "check_fingerprint", "fingerprint"]
 
 _PART_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 22}
 """What is copied, and has its weights computed, at once."""
@@ -52,8 +54,7 @@ class Fingerprints:
             self.add(piece.tensor, Signing.whole(rectangle, view))
             return
         for inner in _parts(rectangle.extent, _PART_ELEMENTS.get(view.device.type, 1 << 22)):
-            start = tuple(a + b for a, b in zip(rectangle.start, inner.start, strict=True))
-            part, values = Rectangle(start, inner.extent), narrow(view, inner).contiguous()
+            part, values = inner.offset_by(rectangle.start), narrow(view, inner).contiguous()
             self.add(piece.tensor, Signing.whole(part, values) if Signing.can(values) else _on_device(part, values))
 
     def add(self, tensor: str, value: int) -> None:
@@ -112,6 +113,12 @@ class Signing:
     def value(self) -> int:
         """What all that came adds to the fingerprint of the tensor."""
         return int(np.einsum("i,i->", self._sums, self._rows))
+
+
+def check_fingerprint(file: str, tensor: str, expected: int, actual: int) -> None:
+    """Raise DamagedError where a tensor of the checkpoint of manifest `file` is not what was saved."""
+    if actual != expected:
+        raise DamagedError(file, "the fingerprint", tensor=tensor, expected=shown(expected), actual=shown(actual))
 
 
 @torch.no_grad()

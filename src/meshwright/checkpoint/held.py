@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from meshwright.comm.exchange import Held
+from meshwright.comm.views import Held
 from meshwright.layout.moves import Piece
 from meshwright.optim.update import STATE_NAMES
 from meshwright.parallel.engine import Engine

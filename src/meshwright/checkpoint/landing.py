@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from meshwright.checkpoint.boxes import Part
-from meshwright.checkpoint.views import bytes_of, narrow
+from meshwright.checkpoint.views import bytes_of
+from meshwright.comm.views import narrow
 from meshwright.layout.rectangles import Rectangle, flat_rectangles
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import TypeVar
 from meshwright.checkpoint.arrival import Arrival
 from meshwright.checkpoint.engine import subject_of
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
+from meshwright.checkpoint.fingerprint import check_fingerprint
 from meshwright.checkpoint.folder import find_checkpoint, load_manifest
 from meshwright.checkpoint.manifest import MANIFEST, Manifest
 from meshwright.checkpoint.source import Source, checkpoint_source, fill
@@ -21,10 +22,9 @@ from meshwright.checkpoint.storage import Storage
 from meshwright.checkpoint.subject import Known, Subject
 from meshwright.comm.agree import Side, refused_by, words
 from meshwright.config.errors import RequestError
-from meshwright.layout.fingerprint import shown
 from meshwright.parallel.engine import Engine
 
-__all__ = ["agreed", "load", "load_checkpoint", "load_weights"]
+__all__ = ["agreed", "check_fits", "load", "load_checkpoint", "load_weights"]
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def load_checkpoint(held: Engine | Subject, storage: Storage, path: str, side: S
     def read() -> tuple[Manifest, Arrival]:
         manifest = load_manifest(storage, path)
         subject.expect(manifest)
-        _check_fits(manifest, subject.known, storage.where(path))
+        check_fits(manifest, subject.known, storage.where(path))
         source, views = checkpoint_source(storage, path, manifest), subject.views()
         saved = {tensor.name for tensor in manifest.tensors}
         arrival = Arrival(subject, views, manifest)
@@ -83,8 +83,7 @@ def agreed(side: Side, action: Callable[[], T]) -> T:
     except RequestError as error:
         refusal, told = error, {"refused": words(error).decode()}
     except DamagedError as error:
-        names = ("file", "problem", "tensor", "expected", "actual")
-        told = {"damaged": {name: getattr(error, name) for name in names}}
+        told = {"damaged": error.fields()}
     except (CheckpointError, OSError) as error:
         told = {"message": str(error)}
     for rank, message in enumerate(side.together(json.dumps(told).encode())):
@@ -98,13 +97,16 @@ def agreed(side: Side, action: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
-def _check_fits(manifest: Manifest, known: Known, where: str) -> None:
-    """Raises CheckpointError where the tensors are not those that are `known`: by name, by shape."""
+def check_fits(manifest: Manifest, known: Known, where: str) -> None:
+    """Raises CheckpointError where the tensors are not those that are `known`: by name, by shape. States that nobody
+    knows are left out, weights are not."""
     saved = {tensor.name: tensor.shape for tensor in manifest.tensors}
     states = _has_states(manifest, known)
     wanted = {name: shape for name, (shape, _) in known.items() if states or "/" not in name}
     if lacking := [name for name in wanted if name not in saved]:
         raise CheckpointError(f"{where}: has no {lacking[0]} ({len(lacking)} tensors of this model are not in it)")
+    if foreign := [name for name in saved if "/" not in name and name not in known]:
+        raise CheckpointError(f"{where}: holds {foreign[0]} ({len(foreign)} tensors of it are not in this model)")
     for name, shape in wanted.items():
         if saved[name] != shape:
             raise CheckpointError(f"{where}: {name} has shape {list(saved[name])}, this model's has {list(shape)}")
@@ -123,7 +125,4 @@ def _kinds(names: Iterable[str]) -> set[str]:
 def _compare(arrival: Arrival, where: str, side: Side) -> None:
     """Every tensor that was loaded in the type in which it is stored has its saved fingerprint."""
     for each, actual in zip(arrival.tensors, side.total(arrival.sums()), strict=True):
-        if actual != each.fingerprint:
-            raise DamagedError(
-                where, "the fingerprint", tensor=each.name, expected=shown(each.fingerprint), actual=shown(actual)
-            )
+        check_fingerprint(where, each.name, each.fingerprint, actual)

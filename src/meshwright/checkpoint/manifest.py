@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from meshwright.checkpoint.container import is_plain_name
 from meshwright.checkpoint.dtypes import NAMES, name_of
 from meshwright.checkpoint.errors import DamagedError
 from meshwright.checkpoint.strict import Reader, parse
@@ -38,7 +39,6 @@ _FORMAT, _VERSION = "meshwright checkpoint", 2
 _PREFIX = b'{"sha256": "%s", "manifest": '
 _SUFFIX = b"}\n"
 _MAX_BLOCK_BYTES = 64 << 20
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
 _HEX = re.compile(r"[0-9a-f]+")
 
 
@@ -172,7 +172,7 @@ def _integer(reader: Reader, key: str) -> int:
 
 def _file(reader: Reader) -> FileEntry:
     name, digests = reader.text("name"), reader.texts("digests")
-    if not _FILE_NAME.fullmatch(name) or ".." in name:
+    if not is_plain_name(name):
         reader.refuse(f"names the file {name[:60]!r}: only plain names of .safetensors files are opened")
     if not all(len(each) == 32 and _HEX.fullmatch(each) for each in digests):
         reader.refuse("has a digest that is no 32 hexadecimal digits")

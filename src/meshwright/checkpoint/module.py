@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from meshwright.checkpoint.manifest import Manifest
 from meshwright.checkpoint.state import state_name
 from meshwright.checkpoint.subject import Identity, Known
-from meshwright.checkpoint.views import Held
 from meshwright.checkpoint.writer import PlannedFile, plan_file
+from meshwright.comm.views import Held
 from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import flat_rectangles
 from meshwright.parallel.data_parallel import DataParallel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,11 +44,14 @@ class NewFolder:
 def new_folder(out: str | Path, needed_bytes: int = 0) -> Iterator[NewFolder]:
     """A new folder at `out`, which must not exist or be empty; it is removed again where its writing fails.
 
-    Raises RequestError where `out` holds something, CheckpointError where fewer than `needed_bytes` are free.
+    Raises RequestError where `out` holds something or can be no folder, CheckpointError where fewer than `needed_bytes`
+    are free.
     """
     whole = open_storage(out)
     if whole.names(""):
-        raise RequestError(str(out), "exists and is not empty; nothing is overwritten", ("another folder",))
+        raise RequestError(str(out) or ".", "exists and is not empty; nothing is overwritten", ("another folder",))
+    if isinstance(whole, Local):
+        _check_can_be_folder(Path(whole.address))
     free = whole.free_bytes()
     if free is not None and free < needed_bytes:
         raise CheckpointError(disk_full(needed_bytes, free, str(out)))
@@ -62,3 +66,13 @@ def new_folder(out: str | Path, needed_bytes: int = 0) -> Iterator[NewFolder]:
     except BaseException:
         draft.storage.remove_folder(draft.folder)
         raise
+
+
+def _check_can_be_folder(out: Path) -> None:
+    """Raise RequestError where something that is no folder stands at `out` or above it."""
+    for place in (out, *out.parents):
+        if place.is_dir():
+            return
+        if os.path.lexists(place):
+            rule = "is no folder" if place == out else f"{place} is no folder"
+            raise RequestError(str(out), rule, ("another folder",))

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
 from meshwright.checkpoint.folder import CHECKPOINTS, Folder, find_checkpoint, load_manifest
-from meshwright.checkpoint.loader import agreed, load_checkpoint
+from meshwright.checkpoint.loader import agreed, check_fits, load_checkpoint
 from meshwright.checkpoint.manifest import Manifest
 from meshwright.checkpoint.plans import differences
+from meshwright.checkpoint.state import shapes
 from meshwright.checkpoint.storage import Storage, open_storage
 from meshwright.comm.agree import Side
 from meshwright.config.choices import Resume
@@ -29,6 +30,8 @@ from meshwright.parallel.engine import Engine
 from meshwright.plan.plan import Plan
 
 __all__ = ["Found", "check_continues", "look", "resume"]
+
+_AFRESH = ("checkpoint.resume=none", "another name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,12 @@ def look(
             raise RequestError(f'checkpoint.resume = "{wanted}"', str(error), ("auto", "none")) from None
         found = Found(storage.address, path, load_manifest(storage, path))
     if found is not None:
-        check_continues(found.manifest, plan, corpus, accept_changes, found.storage.where(found.path))
+        where = found.storage.where(found.path)
+        check_continues(found.manifest, plan, corpus, accept_changes, where)
+        try:
+            check_fits(found.manifest, shapes(plan), where)
+        except CheckpointError as error:  # changes were accepted, but this is another model
+            raise RequestError(str(error), "no change of that can be accepted", _AFRESH) from None
     return found
 
 
@@ -124,7 +132,7 @@ def check_continues(manifest: Manifest, plan: Plan, corpus: str, accept_changes:
         raise RequestError(
             where,
             f"is of a run that trains differently (saved -> asked):{listed}\n  ",
-            ("checkpoint.accept_changes=true", "checkpoint.resume=none", "another name"),
+            ("checkpoint.accept_changes=true", *_AFRESH),
         )
     return found
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from meshwright.checkpoint.errors import CheckpointError, DamagedError
-from meshwright.checkpoint.fingerprint import Fingerprints
+from meshwright.checkpoint.beside import beside_of, write_beside
+from meshwright.checkpoint.errors import CheckpointError
+from meshwright.checkpoint.fingerprint import Fingerprints, check_fingerprint
 from meshwright.checkpoint.folder import load_manifest
 from meshwright.checkpoint.gathered import part_of_rank, whole_manifest
 from meshwright.checkpoint.manifest import BLOCK_BYTES, MANIFEST, Manifest
@@ -20,9 +21,7 @@ from meshwright.checkpoint.state import planned_files, shapes, total_bytes
 from meshwright.checkpoint.storage import Storage
 from meshwright.checkpoint.stream import Box, stream
 from meshwright.checkpoint.writer import PlannedFile, plan_file, write_file
-from meshwright.layout.fingerprint import shown
 from meshwright.layout.moves import Piece
-from meshwright.layout.rectangles import Rectangle
 from meshwright.plan.plan import Plan
 
 __all__ = ["reshard", "write_checkpoint"]
@@ -49,14 +48,12 @@ def reshard(storage: Storage, path: str, out: str | Path, plan: Plan) -> Manifes
         corpus=saved.corpus,
         block_bytes=saved.block_bytes,
         extra=saved.extra,
+        beside=beside_of(storage, path),
     )
     before = {tensor.name: tensor.fingerprint for tensor in saved.tensors}
     for tensor in written.tensors:
-        if before[tensor.name] != tensor.fingerprint:  # cannot be, where digests agree; it is what all this is for
-            expected, actual = shown(before[tensor.name]), shown(tensor.fingerprint)
-            raise DamagedError(
-                f"{out}/{MANIFEST}", "the fingerprint", tensor=tensor.name, expected=expected, actual=actual
-            )
+        # cannot differ, where digests agree; it is what all this is for
+        check_fingerprint(f"{out}/{MANIFEST}", tensor.name, before[tensor.name], tensor.fingerprint)
     return written
 
 
@@ -72,9 +69,12 @@ def write_checkpoint(
     corpus: str = "",
     block_bytes: int = BLOCK_BYTES,
     extra: Mapping[str, Any] | None = None,
+    beside: Mapping[str, bytes] | None = None,
 ) -> Manifest:
-    """One checkpoint folder at `out`, for the layout of `plan`, of those tensors that the source `has`."""
+    """One checkpoint folder at `out`, for the layout of `plan`, of those tensors that the source `has`; with the small
+    files `beside` it."""
     with new_folder(out, total_bytes(plan)) as draft:
+        write_beside(draft.storage, draft.folder, beside or {})
         parts = []
         for rank, planned in planned_files(plan).items():
             kept = [(p, planned.dtype(n)) for n, p in enumerate(planned.pieces) if has(p.tensor)]
@@ -113,6 +113,5 @@ def _values(source: Source, file: PlannedFile, prints: Fingerprints) -> Iterator
     boxes = [Box.plain(piece, file.dtype(number)) for number, piece in enumerate(file.pieces)]
     for filled in stream(source, boxes):
         piece = file.pieces[filled.box]
-        start = tuple(a + b for a, b in zip(piece.rectangle.start, filled.rectangle.start, strict=True))
-        prints.take(Piece(piece.tensor, Rectangle(start, filled.rectangle.extent)), filled.values)
+        prints.take(Piece(piece.tensor, filled.rectangle.offset_by(piece.rectangle.start)), filled.values)
         yield filled.values

@@ -30,9 +30,9 @@ from meshwright.checkpoint.folder import Draft, Folder, disk_full
 from meshwright.checkpoint.gathered import part_of_rank, whole_manifest
 from meshwright.checkpoint.manifest import BLOCK_BYTES, Manifest
 from meshwright.checkpoint.subject import Subject
-from meshwright.checkpoint.views import Views
 from meshwright.checkpoint.writer import PlannedFile, write_file
 from meshwright.comm.agree import Side
+from meshwright.comm.views import Views
 from meshwright.layout.rectangles import flat_rectangles
 from meshwright.parallel.engine import Engine
 

@@ -23,7 +23,7 @@ from meshwright.checkpoint.errors import DamagedError
 from meshwright.checkpoint.landing import Landed, Landing, nobody
 from meshwright.checkpoint.manifest import BLOCK_BYTES, FileEntry, Manifest
 from meshwright.checkpoint.storage import Reading, Storage
-from meshwright.checkpoint.views import Held, Views
+from meshwright.comm.views import Held, Views
 from meshwright.layout.moves import Move, Piece, UncoveredError, moves
 
 __all__ = ["Source", "SourceFile", "Stored", "check_size", "checkpoint_source", "fill", "read_block"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from meshwright.checkpoint.boxes import Part
 from meshwright.checkpoint.source import Source, fill
-from meshwright.checkpoint.views import narrow
+from meshwright.comm.views import narrow
 from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import Rectangle, flat_rectangles
 

@@ -19,7 +19,7 @@ def parse(text: bytes, file: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise DamagedError(file, f"is not the JSON that was written ({error})") from None
+        raise DamagedError(file, f"is not JSON as it should be ({error})") from None
 
 
 class Reader:

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from meshwright.checkpoint.manifest import Manifest
-from meshwright.checkpoint.views import Held
 from meshwright.checkpoint.writer import PlannedFile
+from meshwright.comm.views import Held
 from meshwright.layout.moves import Piece
 
 __all__ = ["Identity", "Known", "Subject"]

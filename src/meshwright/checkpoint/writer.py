@@ -13,6 +13,7 @@ from meshwright.checkpoint.container import Contents, plan_container
 from meshwright.checkpoint.manifest import FileEntry
 from meshwright.checkpoint.storage import Buffer, Writing
 from meshwright.checkpoint.views import bytes_of
+from meshwright.comm.views import narrow
 from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import flat_rectangles
 
@@ -100,10 +101,7 @@ def chunks_of(value: Tensor) -> Iterator[Tensor]:
     shape = tuple(value.shape)
     for first in range(0, value.numel(), limit):
         for rectangle, _ in flat_rectangles(shape, first, min(first + limit, value.numel())):
-            part = value
-            for dim, (start, size) in enumerate(zip(rectangle.start, rectangle.extent, strict=True)):
-                part = part.narrow(dim, start, size)
-            yield part.contiguous().reshape(-1).cpu()
+            yield narrow(value, rectangle).contiguous().reshape(-1).cpu()
 
 
 def _key(piece: Piece) -> str:

@@ -36,6 +36,8 @@ def told(action: Callable[[], int]) -> int:
     except CheckpointError as error:
         print_error(str(error))
         return 1
+    except BrokenPipeError:
+        raise  # not ours to tell: the reader of our output has gone
     except OSError as error:
         print_error(f"{error.filename or 'input/output'}: {error.strerror or error}")
         return 1

@@ -11,23 +11,21 @@ cannot lock up, and messages between two ranks arrive in the order of the list, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.comm.views import Held, Views
 from meshwright.layout.moves import Move, Piece
-from meshwright.layout.rectangles import Rectangle, flat_rectangles
+from meshwright.layout.rectangles import flat_rectangles
 
-__all__ = ["ROUND_ELEMENTS", "Held", "exchange"]
+__all__ = ["ROUND_ELEMENTS", "exchange"]
 
 ROUND_ELEMENTS = 8 << 20
 """64 MiB of float64."""
-
-Held = Mapping[Piece, Tensor]
-"""What this rank holds: a view of each piece, of the shape of its rectangle; it need not be contiguous."""
 
 
 @torch.no_grad()
@@ -46,45 +44,27 @@ def exchange(
     same list. Dtypes of both ends must agree. Extra memory: at most `round_elements` for sends, as many for receives.
     Raises LookupError for a move whose end is this rank and whose rectangle lies in none of its pieces.
     """
-    here, there = _Index(source), _Index(target)
+    here, there = Views(source), Views(target)
     for messages in _rounds(moves, round_elements):
         _carry_out([move for move in messages if rank in (move.source, move.target)], rank, here, there, group)
 
 
-class _Index:
-    """Pieces by tensor; `view` is that of a rectangle inside the piece that contains it."""
-
-    def __init__(self, held: Held) -> None:
-        self._by_tensor: dict[str, list[tuple[Rectangle, Tensor]]] = defaultdict(list)
-        for piece, view in held.items():
-            self._by_tensor[piece.tensor].append((piece.rectangle, view))
-
-    def view(self, tensor: str, rectangle: Rectangle) -> Tensor:
-        for outer, view in self._by_tensor[tensor]:
-            if outer.intersect(rectangle) == rectangle:
-                inner = rectangle.within(outer)
-                for dim, (start, size) in enumerate(zip(inner.start, inner.extent, strict=True)):
-                    view = view.narrow(dim, start, size)
-                return view
-        raise LookupError(f"{rectangle} of {tensor} lies in none of the pieces held here")
-
-
 def _carry_out(
-    messages: Sequence[Move], rank: int, source: _Index, target: _Index, group: dist.ProcessGroup | None
+    messages: Sequence[Move], rank: int, source: Views, target: Views, group: dist.ProcessGroup | None
 ) -> None:
     receives: list[dist.P2POp] = []
     sends: list[dist.P2POp] = []
     landings: list[tuple[Tensor, Tensor]] = []
     for move in messages:
         if move.source == move.target:
-            target.view(move.tensor, move.rectangle).copy_(source.view(move.tensor, move.rectangle))
+            target.view(_piece(move)).copy_(source.view(_piece(move)))
         elif move.target == rank:
-            place = target.view(move.tensor, move.rectangle)
+            place = target.view(_piece(move))
             buffer = place if place.is_contiguous() else torch.empty_like(place, memory_format=torch.contiguous_format)
             landings.append((place, buffer))
             receives.append(dist.P2POp(dist.irecv, buffer, _rank(move.source), group))
         else:
-            view = source.view(move.tensor, move.rectangle).contiguous()
+            view = source.view(_piece(move)).contiguous()
             sends.append(dist.P2POp(dist.isend, view, _rank(move.target), group))
     if receives or sends:
         for work in dist.batch_isend_irecv([*receives, *sends]):
@@ -120,8 +100,11 @@ def _messages(move: Move, limit: int) -> Iterator[Move]:
         return
     for first in range(0, size, limit):
         for inner, _ in flat_rectangles(move.rectangle.extent, first, min(first + limit, size)):
-            start = tuple(a + b for a, b in zip(move.rectangle.start, inner.start, strict=True))
-            yield replace(move, rectangle=Rectangle(start, inner.extent))
+            yield replace(move, rectangle=inner.offset_by(move.rectangle.start))
+
+
+def _piece(move: Move) -> Piece:
+    return Piece(move.tensor, move.rectangle)
 
 
 def _rank(end: object) -> int:

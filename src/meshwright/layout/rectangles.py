@@ -52,6 +52,10 @@ class Rectangle:
         """The same elements, counted from the corner of `outer`."""
         return Rectangle(tuple(a - b for a, b in zip(self.start, outer.start, strict=True)), self.extent)
 
+    def offset_by(self, corner: tuple[int, ...]) -> Rectangle:
+        """The inverse of `within`: what was counted from `corner`, counted from where `corner` is."""
+        return Rectangle(tuple(a + b for a, b in zip(corner, self.start, strict=True)), self.extent)
+
 
 def full(shape: tuple[int, ...]) -> Rectangle:
     return Rectangle((0,) * len(shape), shape)

@@ -255,8 +255,7 @@ class Store:
             low, high = max(segment.offset, first), min(segment.offset + box.numel, last)
             for piece, offset in flat_rectangles(box.extent, low - segment.offset, high - segment.offset):
                 start = segment.offset + offset - first
-                corner = tuple(a + b for a, b in zip(piece.start, box.start, strict=True))
-                values(flat[start : start + piece.numel], tensor, Rectangle(corner, piece.extent))
+                values(flat[start : start + piece.numel], tensor, piece.offset_by(box.start))
 
     @property
     def _has_copy(self) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meshwright.model.cache import cached
 from meshwright.model.decoder import Decoder
+from meshwright.train.nonfinite import NonfiniteError
 
 __all__ = ["Sampling", "choose", "generate"]
 
@@ -38,7 +39,7 @@ def generate(
     """At most `count` tokens that follow `prompt`, which must not be empty.
 
     `context`: tokens the model looks back on at most; where a text outgrows it, its later half is read anew. Tokens
-    are drawn by a generator of its own that starts at `seed`. Ends before a token of `stop`.
+    are drawn by a generator of its own that starts at `seed`. Ends before a token of `stop`. Raises what `choose` does.
     """
     if not prompt:
         raise ValueError("a prompt of at least one token is needed")
@@ -64,10 +65,13 @@ def generate(
 
 def choose(logits_V: Tensor, sampling: Sampling, random: torch.Generator) -> int:
     """Draw a token: logits (V,) divided by the temperature, the `top_k` likeliest kept, of them the fewest whose
-    probabilities reach `top_p` (Holtzman et al. 2020, arXiv:1904.09751, section 3.1), the rest renormalised."""
+    probabilities reach `top_p` (Holtzman et al. 2020, arXiv:1904.09751, section 3.1), the rest renormalised. Raises
+    NonfiniteError where a logit is NaN or infinite."""
+    if not bool(torch.isfinite(logits_V).all()):
+        raise NonfiniteError("the model's logits are not finite: look at its weights, they may hold NaN")
     if sampling.temperature <= 0:
         return int(logits_V.argmax())
-    shares_V = torch.softmax(logits_V / sampling.temperature, -1)
+    shares_V = torch.softmax((logits_V - logits_V.max()) / sampling.temperature, -1)  # no temperature overflows below 0
     sorted_V, order_V = shares_V.sort(descending=True, stable=True)
     if sampling.top_k:
         sorted_V[sampling.top_k :] = 0

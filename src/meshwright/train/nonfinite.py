@@ -22,7 +22,7 @@ __all__ = ["Blame", "NonfiniteError", "blame"]
 
 
 class NonfiniteError(ArithmeticError):
-    """A gradient was not finite, and the run stops. The weights are those before the step."""
+    """A gradient was not finite, and the run stops: the weights are those before the step. Or a model's logits were."""
 
 
 @dataclass(frozen=True, slots=True)

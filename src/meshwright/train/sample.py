@@ -13,6 +13,7 @@ from meshwright.data import Dataset
 from meshwright.model.decoder import Decoder
 from meshwright.train.generate import generate
 from meshwright.train.job import Job
+from meshwright.train.nonfinite import NonfiniteError
 
 __all__ = ["may_sample", "opening", "sample"]
 
@@ -33,7 +34,11 @@ def sample(model: Decoder, job: Job, dataset: Dataset) -> Iterator[str]:
     if not prompt or max(prompt) >= plan.arch.vocab:  # token files need no more than what they hold
         return
     context, count = plan.data.sequence_length, job.sample_tokens
-    tokens = list(generate(model, prompt, count, context=context, temperature=_TEMPERATURE, seed=plan.seed))
+    try:
+        tokens = list(generate(model, prompt, count, context=context, temperature=_TEMPERATURE, seed=plan.seed))
+    except NonfiniteError as error:  # the run is done and saved: this is no reason to fail it
+        yield from ("", f"no sample: {error}")
+        return
     text = dataset.decode([*prompt, *tokens])
     yield ""
     yield f"a sample ({len(tokens)} tokens after {begun!r} of the held-out text, temperature {_TEMPERATURE}):"

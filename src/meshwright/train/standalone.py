@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from meshwright.arch.parameters import tensors
+from meshwright.checkpoint.beside import place_beside
 from meshwright.checkpoint.folder import load_manifest
-from meshwright.checkpoint.huggingface.convert import BESIDE
 from meshwright.checkpoint.loader import load_weights
 from meshwright.checkpoint.plans import plan_from
 from meshwright.checkpoint.source import Source, checkpoint_source, fill
@@ -20,8 +20,7 @@ from meshwright.comm.mesh import Mesh, device_of
 from meshwright.config.choices import DeviceKind, OptimizerKind
 from meshwright.config.errors import RequestError
 from meshwright.data import Dataset, Split, batch_place, evaluation_ids, open_dataset
-from meshwright.data.tokenizer.open import open_tokenizer
-from meshwright.data.tokenizer.tokenizer import Tokenizer
+from meshwright.data.tokenizer.bytewise import ByteTokenizer
 from meshwright.launch.environment import Place
 from meshwright.launch.join import join, leave
 from meshwright.launch.status import RankStatus
@@ -70,12 +69,19 @@ def decoder_of(storage: Storage, path: str, plan: Plan, device: torch.device | s
     return decoder.eval()
 
 
-def tokenizer_of(storage: Storage, path: str, plan: Plan, named: str | None = None) -> Tokenizer:
-    """`named`, else what lies beside imported weights, else the tokenizer of the training data."""
-    beside = Path(storage.where(f"{path}/{BESIDE}" if path else BESIDE)) if isinstance(storage, Local) else None
-    if named is None and beside is not None and (beside / "tokenizer.json").is_file():
-        named = str(beside)
-    return open_tokenizer(named or plan.data.tokenizer)
+def tokenizer_of(storage: Storage, path: str, plan: Plan) -> str:
+    """The name of the tokenizer that a checkpoint's model reads: what lies beside imported weights, else that of the
+    training data. Raises RequestError for imported weights of which none is known."""
+    beside = place_beside(path)
+    names = storage.names(beside) if isinstance(storage, Local) else []
+    if "tokenizer.json" in names:
+        return storage.where(beside)
+    named = plan.data.tokenizer
+    if names and named == "bytes" and plan.arch.vocab != ByteTokenizer.vocab_size:  # a default that nobody chose
+        raise RequestError(
+            storage.where(path), "was imported without a tokenizer.json", ("--tokenizer FILE", "data.tokenizer=FILE")
+        )
+    return named
 
 
 def evaluate_rank(

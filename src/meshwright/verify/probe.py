@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from meshwright.checkpoint.fingerprint import fingerprint
 from meshwright.checkpoint.held import gradients, parameters
-from meshwright.comm.exchange import Held
+from meshwright.comm.views import Held
 from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import Rectangle
 from meshwright.model.rows import Rows

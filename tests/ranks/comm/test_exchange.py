@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from meshwright.comm.exchange import Held, exchange
+from meshwright.comm.exchange import exchange
+from meshwright.comm.views import Held
 from meshwright.layout.moves import Layout, Piece, moves
 from meshwright.layout.rectangles import Rectangle, flat_rectangles, full
 from meshwright.testing.exact import check_equal, numbered

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from meshwright.arch.parameters import tensors
 from meshwright.checkpoint.held import gradients, parameters
-from meshwright.comm.exchange import Held
 from meshwright.comm.mesh import Mesh
+from meshwright.comm.views import Held
 from meshwright.layout.axes import Degrees
 from meshwright.parallel.engine import Engine
 from meshwright.plan.action import Action, Op

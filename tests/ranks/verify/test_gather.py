@@ -7,8 +7,9 @@ import torch
 
 from meshwright.arch.parameters import tensors
 from meshwright.checkpoint.held import gradients, optimizer_states, parameters
-from meshwright.comm.exchange import Held, exchange
+from meshwright.comm.exchange import exchange
 from meshwright.comm.mesh import Mesh
+from meshwright.comm.views import Held
 from meshwright.layout.moves import Piece, moves
 from meshwright.layout.rectangles import full
 from meshwright.model import build_decoder, initialise

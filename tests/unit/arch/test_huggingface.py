@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +119,55 @@ def test_yarn_takes_its_context_and_factor_from_the_model_where_it_is_silent() -
 def test_what_is_not_built_is_refused_by_name(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         arch_from_hf({**LLAMA, **keys})
+
+
+ZERO_CONTEXT = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"hidden_size": "64"}, "config.json: hidden_size = '64': must be a whole number"),
+        ({"hidden_size": 64.0}, "config.json: hidden_size = 64.0: must be a whole number"),
+        ({"num_hidden_layers": True}, "config.json: num_hidden_layers = True: must be a whole number"),
+        ({"max_position_embeddings": "x"}, "config.json: max_position_embeddings = 'x': must be a whole number"),
+        ({"head_dim": 0}, "model.head_dim = 0: must be at least 1"),
+        ({"num_attention_heads": 0}, "config.json: has no head_dim, and 0 heads do not divide hidden size 64"),
+        ({"rms_norm_eps": "1e-5"}, "config.json: rms_norm_eps = '1e-5': must be a number"),
+        ({"rms_norm_eps": math.nan}, "config.json: rms_norm_eps = nan: must be a number"),
+        ({"rms_norm_eps": 10**400}, "must be a number"),
+        ({"tie_word_embeddings": "false"}, "config.json: tie_word_embeddings = 'false': must be true or false"),
+        ({"attention_bias": 0}, "config.json: attention_bias = 0: must be true or false"),
+        ({"hidden_act": 3}, "config.json: hidden_act = 3: must be text"),
+        ({"attention_dropout": "x"}, "config.json: attention_dropout = 'x': must be a number"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures = 'LlamaForCausalLM': must be a list of texts"),
+        ({"architectures": [3]}, "config.json: architectures = [3]: must be a list of texts"),
+        ({"layer_types": [3]}, "config.json: layer_types = [3]: must be a list of texts"),
+        ({"rope_scaling": "linear"}, "config.json: rope_scaling = 'linear': must be an object"),
+        ({"rope_parameters": []}, "config.json: rope_parameters = []: must be an object"),
+        ({"rope_theta": 0}, "model.rope_theta = 0.0: must be positive"),
+        ({"rope_parameters": {"rope_theta": "1"}}, "rope_parameters.rope_theta = '1': must be a number"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor = '2': must be a number"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": []}}},
+            "config.json: rope_parameters.full_attention.rope_theta = []: must be a number",
+        ),
+        ({"rope_scaling": ZERO_CONTEXT}, "original_max_position_embeddings = 0: must be at least 1"),
+        ({"model_type": ["llama"]}, "model_type = \"['llama']\": is not a family known here"),
+        ({**QWEN2, "num_hidden_layers": 10**9, "use_sliding_window": True}, "must be at most 65536"),
+    ],
+)
+def test_values_of_another_kind_are_refused_by_key(keys: dict[str, Any], message: str) -> None:
+    """A text "false" is true in Python, and a size in quotes no size: nothing is taken for something else."""
+    with pytest.raises(RequestError, match=re.escape(message)):
+        arch_from_hf({**LLAMA, **keys})
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in LLAMA if not key.startswith(("model", "num_", "hidden", "inter", "vocab"))]
+)
+def test_null_is_silence(key: str) -> None:
+    assert arch_from_hf({**LLAMA, key: None}) == arch_from_hf({k: v for k, v in LLAMA.items() if k != key})
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,58 @@ def test_an_index_names_only_plain_files(name: str, tmp_path: Path) -> None:
         open_hf(tmp_path / "in")
 
 
+def test_a_download_cache_is_read_through_its_links(tmp_path: Path) -> None:
+    """models--org--name/snapshots/REVISION holds links to ../../blobs/DIGEST, side files and index included."""
+    saved_folder("llama", tmp_path / "in", max_shard_size="60KB")
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "abc", tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted((tmp_path / "in").iterdir())):
+        shutil.copy(file, blobs / f"{number}")
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    import_checkpoint(snapshot, tmp_path / "one")
+    export_checkpoint(open_storage(tmp_path / "one"), "", tmp_path / "out")
+    check_equal_folders(tmp_path / "in", tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == '{"version": "1.0"}'
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "model.safetensors.index.json"])
+def test_no_link_leads_out_of_a_folder(name: str, tmp_path: Path) -> None:
+    """A downloaded folder may hold links to any file of this machine, and what it holds is carried on."""
+    saved_folder("llama", tmp_path / "in")
+    file = tmp_path / "in" / name
+    (tmp_path / "secret").write_bytes(file.read_bytes() if file.exists() else b"{}")
+    file.unlink(missing_ok=True)
+    file.symlink_to(tmp_path / "secret")
+    with pytest.raises(RequestError, match=f"{name}: is a link to .*secret, out of its folder, and is not followed"):
+        import_checkpoint(tmp_path / "in", tmp_path / "one")
+    assert not (tmp_path / "one").exists()
+    (tmp_path / "secret").rename(tmp_path / "in" / "kept")
+    file.unlink()
+    if name != "model.safetensors.index.json":
+        file.symlink_to("kept")
+    import_checkpoint(tmp_path / "in", tmp_path / "one")
+
+
+def test_a_config_of_any_name_is_imported_with_its_folder(tmp_path: Path) -> None:
+    saved_folder("llama", tmp_path / "in")
+    (tmp_path / "in" / "config.json").rename(tmp_path / "in" / "small.json")
+    import_checkpoint(tmp_path / "in" / "small.json", tmp_path / "one")
+    export_checkpoint(open_storage(tmp_path / "one"), "", tmp_path / "out")
+    check_equal_folders(tmp_path / "in", tmp_path / "out")
+
+
+def test_a_link_beside_imported_weights_is_not_carried_out(tmp_path: Path) -> None:
+    saved_folder("llama", tmp_path / "in")
+    import_checkpoint(tmp_path / "in", tmp_path / "one")
+    kept = tmp_path / "one" / "huggingface" / "tokenizer.json"
+    kept.unlink()
+    (tmp_path / "secret").write_text("secret")
+    kept.symlink_to(tmp_path / "secret")
+    with pytest.raises(DamagedError, match=r"tokenizer\.json: is a link, and links are not followed"):
+        export_checkpoint(open_storage(tmp_path / "one"), "", tmp_path / "out")
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     saved_folder("llama", tmp_path / "in")
     import_checkpoint(tmp_path / "in", tmp_path / "one")

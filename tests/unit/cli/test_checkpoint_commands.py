@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from meshwright.cli.main import main
 
@@ -140,6 +143,12 @@ def test_generate_as_transformers_does(place: Path, capsys: Captured) -> None:
         ("generate {0}/saved", "required: --prompt"),
         ("generate {0}/saved --prompt x --temperature warm", "warm is no number from 0 on"),
         ("generate {0}/saved --prompt x --top-p 0", "0 is no share above 0, at most 1"),
+        ("generate {0}/saved --prompt x --seed 9999999999999999999999", "is more than 9223372036854775807"),
+        ("generate {0}/saved --prompt \udcff", "--prompt '\\udcff': is not UTF-8"),
+        ("import {0}/hf {0}/text.txt", "text.txt: is no folder"),
+        ("import {0}/hf {0}/text.txt/below", "below: {0}/text.txt is no folder"),
+        ("checkpoint reshard {0}/saved {0}/text.txt", "text.txt: is no folder"),
+        ("export {0}/saved {0}/text.txt", "text.txt: is no folder"),
         ("generate {0}/saved --prompt x --tokenizer {0}/none.json", "there is no such file"),
     ],
 )
@@ -152,5 +161,65 @@ def test_a_wrong_request_is_one_message_and_writes_nothing(
     assert out == ""
     assert err.startswith("error: ")
     assert err.count("error: ") == 1
-    assert told in err
+    assert told.format(place) in err
     assert sorted(place.iterdir()) == before
+
+
+def test_weights_that_are_no_numbers_are_told_and_exit_1(place: Path, tmp_path: Path, capsys: Captured) -> None:
+    shutil.copytree(place / "hf", tmp_path / "hf")
+    file = sorted((tmp_path / "hf").glob("*.safetensors"))[0]
+    save_file({name: each.fill_(math.nan) for name, each in load_file(file).items()}, file)
+    assert main(["import", f"{tmp_path}/hf", f"{tmp_path}/saved"]) == 0
+    for temperature in ("0", "1"):
+        assert main(["generate", f"{tmp_path}/saved", "--prompt", "x", "--temperature", temperature]) == 1
+        assert "error: the model's logits are not finite" in capsys.readouterr().err
+    value = value_of(
+        capsys, "evaluate", tmp_path / "saved", f"data.source={place}/text.txt", "data.sequence_length=32", code=1
+    )
+    assert (value["loss"], value["perplexity"]) == (None, None)
+
+
+def test_a_model_is_read_with_the_tokenizer_it_came_with(place: Path, tmp_path: Path, capsys: Captured) -> None:
+    """Byte ids mean nothing to another model: `evaluate` took them without a word, and so did both after a reshard."""
+    shutil.copytree(place / "hf", tmp_path / "hf")
+    (tmp_path / "hf" / "tokenizer.json").write_text(json.dumps(_WORDS))
+    assert main(["import", f"{tmp_path}/hf", f"{tmp_path}/saved"]) == 0
+    assert main(["checkpoint", "reshard", f"{tmp_path}/saved", f"{tmp_path}/cut", "mesh.tp=2"]) == 0
+    (tmp_path / "words.txt").write_text("the cat " * 40)
+    for name in ("saved", "cut"):
+        keys = (f"data.source={tmp_path}/words.txt", "data.sequence_length=16")
+        assert value_of(capsys, "evaluate", tmp_path / name, *keys)["tokens"] == 80
+        value = value_of(capsys, "generate", tmp_path / name, "--prompt", "the cat", "--tokens", 3)
+        assert set(value["text"].split()) <= {"the", "cat"}
+        assert (tmp_path / name / "huggingface" / "tokenizer.json").is_file()
+
+
+def test_imported_weights_without_a_tokenizer_are_no_byte_model(tmp_path: Path, capsys: Captured) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=300, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "hf")
+    assert main(["import", f"{tmp_path}/hf", f"{tmp_path}/saved"]) == 0
+    for words in (["generate", f"{tmp_path}/saved", "--prompt", "x"], ["evaluate", f"{tmp_path}/saved"]):
+        assert main(words) == 2
+        assert "saved: was imported without a tokenizer.json; what works: --tokenizer FILE" in capsys.readouterr().err
+    assert main(["generate", f"{tmp_path}/saved", "--prompt", "x", "--tokens", "2", "--tokenizer", "bytes"]) == 0
+
+
+def test_a_reader_that_goes_away_is_no_error(place: Path) -> None:
+    """`checkpoint show | head` ended with "error: input/output: Broken pipe"."""
+    words = [sys.executable, "-m", "meshwright", "checkpoint", "show", str(place / "cut")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as shown:
+        assert shown.stdout is not None
+        assert shown.stderr is not None
+        shown.stdout.close()
+        assert shown.stderr.read() == ""
+
+
+_WORDS = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {"type": "Whitespace"},
+    "model": {"type": "WordLevel", "vocab": {"the": 0, "cat": 1, "[UNK]": 2}, "unk_token": "[UNK]"},
+}
+"""A tokenizer of two words."""

@@ -9,6 +9,7 @@ import torch
 from meshwright.layout.rows import whole_rows
 from meshwright.model.rows import rows_to_torch
 from meshwright.train.generate import Sampling, choose, generate
+from meshwright.train.nonfinite import NonfiniteError
 from tests.unit.model.tiny import LLAMA, decoder_of, logits_of
 
 
@@ -65,3 +66,16 @@ def test_it_stops_before_a_stop_token() -> None:
     assert list(generate(decoder, [3, 1, 4], 12, context=64, stop=[text[5]])) == text[: text.index(text[5])]
     with pytest.raises(ValueError, match="at least one token"):
         next(generate(decoder, [], 1, context=4))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_told(temperature: float, wrong: float) -> None:
+    """The likeliest of NaN is token 0, for ever; drawing fails in torch's own words."""
+    with pytest.raises(NonfiniteError, match="logits are not finite"):
+        choose(torch.tensor([0.0, wrong]), Sampling(temperature), torch.Generator())
+
+
+def test_the_smallest_temperature_takes_the_likeliest() -> None:
+    logits = torch.tensor([1.0, 900.0, 3.0], dtype=torch.float64)
+    assert choose(logits, Sampling(5e-324), torch.Generator()) == 1

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.arch.arch import Arch, Experts, Latent
-from meshwright.arch.checks import check_arch
+from meshwright.arch.checks import check_arch, check_layers
 from meshwright.arch.families import FAMILIES
 from meshwright.arch.huggingface.dialects import ACTIVATIONS, DIALECTS, INERT, SHAPE_KEYS, Dialect
 from meshwright.arch.huggingface.rope import read_rope
+from meshwright.arch.huggingface.values import check_values
 from meshwright.config.choices import Family
 from meshwright.config.errors import RequestError
 
@@ -54,9 +55,11 @@ def arch_from_hf(config: Mapping[str, Any]) -> Arch:
     """
     family = _family(config)
     reader = _Reader(config, family, DIALECTS[family])
+    check_values(config, reader.dialect)
     reader.check_supported()
     template = FAMILIES[family]
     heads, hidden, layers = reader.size("heads"), reader.size("hidden"), reader.size("layers")
+    check_layers(layers)  # windows are told layer by layer
     latent = reader.latent() if family is Family.DEEPSEEK_V3 else None
     window, windowed = reader.windows(layers)
     max_positions = reader.size("max_positions")
@@ -90,13 +93,10 @@ def arch_from_hf(config: Mapping[str, Any]) -> Arch:
 
 def _family(config: Mapping[str, Any]) -> Family:
     name = config.get("model_type")
-    if name not in set(Family):
+    if not isinstance(name, str) or name not in set(Family):
         near = difflib.get_close_matches(str(name), list(Family), n=3)
         rest = [family for family in Family if family not in near]
         raise RequestError(f'model_type = "{name}"', "is not a family known here", [*near, *rest])
-    for model_class in config.get("architectures") or ():
-        if not model_class.endswith(("ForCausalLM", "LMHeadModel", "Model")):
-            raise RequestError(f'architectures = ["{model_class}"]', "is not a causal language model")
     return Family(name)
 
 
@@ -124,6 +124,9 @@ class _Reader:
 
     def check_supported(self) -> None:
         """Refuse what is not built; tell what is not known."""
+        for model_class in self.config.get("architectures") or ():
+            if not model_class.endswith(("ForCausalLM", "LMHeadModel", "Model")):
+                raise RequestError(f'architectures = ["{model_class}"]', "is not a causal language model")
         for key, built in self.dialect.only.items():
             if (value := self.config.get(key)) not in (None, built):
                 raise RequestError(f"{key} = {json.dumps(value)}", "is not built", (json.dumps(built),))
@@ -143,9 +146,9 @@ class _Reader:
         if latent is not None:
             return latent.content_dim + latent.rope_dim
         given: int | None = self.value("head_dim")
-        if given is None and hidden % heads:
+        if given is None and (heads < 1 or hidden % heads):
             raise RequestError("config.json", f"has no head_dim, and {heads} heads do not divide hidden size {hidden}")
-        return given or hidden // heads
+        return hidden // heads if given is None else given
 
     def activation(self, template: Arch) -> Any:
         name = self.value("activation")

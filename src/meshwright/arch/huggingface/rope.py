@@ -66,11 +66,12 @@ def read_rope(config: Mapping[str, Any], default_theta: float, max_positions: in
         raise RequestError(f'rope type "{name}"', f"needs {', '.join(missing)} as well")
     values = {_KEYS[key]: parameters[key] for key in _USED[kind] if parameters.get(key) is not None}
     if "original_max_position_embeddings" in _USED[kind]:
-        original = values.setdefault(
-            "original_positions", config.get("original_max_position_embeddings", max_positions)
-        )
+        stated = config.get("original_max_position_embeddings")
+        original = values.setdefault("original_positions", max_positions if stated is None else stated)
+        if original < 1:
+            raise RequestError(f"original_max_position_embeddings = {original}", "must be at least 1")
         values.setdefault("factor", max_positions / original)
-    theta = parameters.get("rope_theta", config.get("rope_theta")) or default_theta
+    theta = next((t for t in (parameters.get("rope_theta"), config.get("rope_theta")) if t is not None), default_theta)
     return Rope(theta=float(theta), scaling=kind, **values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from meshwright.arch.arch import Arch
+from meshwright.checkpoint.beside import beside_of
 from meshwright.checkpoint.dtypes import name_of
 from meshwright.checkpoint.errors import DamagedError
 from meshwright.checkpoint.folder import load_manifest
@@ -19,7 +21,7 @@ from meshwright.checkpoint.manifest import Manifest
 from meshwright.checkpoint.plans import plan_from
 from meshwright.checkpoint.rewrite import write_checkpoint
 from meshwright.checkpoint.source import checkpoint_source
-from meshwright.checkpoint.storage import Storage, open_storage, write_small
+from meshwright.checkpoint.storage import Storage
 from meshwright.checkpoint.strict import parse
 from meshwright.config.choices import Dtype
 from meshwright.config.errors import RequestError
@@ -27,10 +29,7 @@ from meshwright.config.load import build_run
 from meshwright.plan.plan import Plan, Precision
 from meshwright.plan.resolve import resolve
 
-__all__ = ["BESIDE", "export_checkpoint", "import_checkpoint", "plan_of_import"]
-
-BESIDE = "huggingface"
-"""The folder inside an imported checkpoint that keeps what is carried along."""
+__all__ = ["export_checkpoint", "import_checkpoint", "plan_of_import"]
 
 
 def import_checkpoint(folder: str | Path, out: str | Path, plan: Plan | None = None) -> Manifest:
@@ -40,12 +39,9 @@ def import_checkpoint(folder: str | Path, out: str | Path, plan: Plan | None = N
     """
     opened = open_hf(folder)
     plan = plan or plan_of_import(opened)
-    manifest = write_checkpoint(opened.source, out, plan, lambda name: "/" not in name)
-    storage = open_storage(out)
-    storage.make(BESIDE)
-    for file in (opened.folder / CONFIG, *side_files(opened.folder)):
-        write_small(storage, f"{BESIDE}/{file.name}", file.read_bytes())
-    return manifest
+    config = (json.dumps(opened.config, indent=2) + "\n").encode()
+    beside = {CONFIG: config} | {file.name: file.read_bytes() for file in side_files(opened.folder)}
+    return write_checkpoint(opened.source, out, plan, lambda name: "/" not in name, beside=beside)
 
 
 def export_checkpoint(
@@ -90,18 +86,15 @@ def _carried(
     """The config.json that the model came from and the files beside it, from the first place that has any."""
     if like is not None and not Path(like).is_dir():
         raise RequestError(f"--like {like}", "is no folder", ("a folder with tokenizer and config.json",))
-    prefix = f"{path}/{BESIDE}" if path else BESIDE
-    places = [Path(like)] if like is not None else [Path(place) for place in (plan.start.folder,) if place]
-    if like is None and (names := storage.names(prefix)):
-        found = {name: storage.read(f"{prefix}/{name}") or b"" for name in names}
+    if like is None and (found := beside_of(storage, path)):
         return _config(found.pop(CONFIG, None)), found
-    for place in places:
-        if place.is_dir():
-            config = place / CONFIG
-            return (
-                _config(config.read_bytes() if config.is_file() else None),
-                {file.name: file.read_bytes() for file in side_files(place)},
-            )
+    named = like or plan.start.folder
+    if named and (place := Path(named)).is_dir():
+        config = place / CONFIG
+        return (
+            _config(config.read_bytes() if config.is_file() else None),
+            {file.name: file.read_bytes() for file in side_files(place)},
+        )
     tokenizer = Path(plan.data.tokenizer)
     if tokenizer.is_dir():
         return None, {file.name: file.read_bytes() for file in side_files(tokenizer)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from meshwright.arch.arch import Arch
 from meshwright.arch.huggingface import arch_from_hf, read_hf_config
-from meshwright.checkpoint.container import Entry, read_container
+from meshwright.checkpoint.container import Entry, is_plain_name, read_container
 from meshwright.checkpoint.errors import DamagedError
 from meshwright.checkpoint.huggingface.names import BASE_PREFIX, HFTensor, hf_tensors, is_bookkeeping
 from meshwright.checkpoint.source import Source, SourceFile, Stored
@@ -37,7 +36,6 @@ SIDE_FILES = (
 )
 """What is carried along, byte by byte, beside the weights."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
 _MAX_INDEX_BYTES = 1 << 28
 
 
@@ -65,24 +63,49 @@ def open_hf(folder: str | Path) -> HFFolder:
     files: list[SourceFile] = []
     found: dict[str, tuple[int, Entry]] = {}
     for name in _weight_files(storage, place):
-        size, entries = _entries(storage, name)
+        path = _path(place, name)
+        size, entries = _entries(storage, path)
         for entry in entries:
             if entry.name in found:
                 raise RequestError(str(place), f"holds {entry.name} in two files")
             found[entry.name] = len(files), entry
-        files.append(SourceFile(name, size))
+        files.append(SourceFile(path, size))
     stored = tuple(each for tensor in hf_tensors(arch) for each in _stored(tensor, found, arch, place))
     _check_rest(found, {each.name for each in hf_tensors(arch)}, arch, place)
     return HFFolder(place, config, arch, Source(storage, tuple(files), stored))
 
 
 def side_files(folder: Path) -> list[Path]:
-    """Tokenizer, generation settings and templates that lie in `folder`."""
-    return [file for name in SIDE_FILES if (file := folder / name).is_file() and not file.is_symlink()]
+    """Tokenizer, generation settings and templates that lie in `folder`. Raises RequestError for links out of it."""
+    found = [folder / name for name in SIDE_FILES if (folder / name).is_file()]
+    for file in found:
+        _followed(folder, file.name)
+    return found
+
+
+def _path(folder: Path, name: str) -> str:
+    """`name`, as a storage of `folder` opens it, which follows no links by itself."""
+    return str(_followed(folder, name)) if (folder / name).is_symlink() else name
+
+
+def _followed(folder: Path, name: str) -> Path:
+    """The file itself. A folder that nobody vouches for may name any file of this machine by a link, so links lead
+    inside it, or to where a download cache keeps the files of all revisions:
+
+        models--org--name/snapshots/REVISION/model.safetensors -> models--org--name/blobs/DIGEST
+
+    Raises RequestError for any other.
+    """
+    home, real = folder.resolve(), (folder / name).resolve()
+    homes = {home, home.parents[1] / "blobs"} if home.parent.name == "snapshots" else {home}
+    if real.parent not in homes:
+        rule = f"is a link to {real}, out of its folder, and is not followed"
+        raise RequestError(str(folder / name), rule, ("the file itself",))
+    return real
 
 
 def _weight_files(storage: Local, place: Path) -> list[str]:
-    index = storage.read(INDEX)
+    index = storage.read(_path(place, INDEX))
     names = storage.names("")
     if index is not None:
         where = storage.where(INDEX)
@@ -90,7 +113,7 @@ def _weight_files(storage: Local, place: Path) -> list[str]:
             raise DamagedError(where, f"has {len(index)} bytes, which no index has")
         listed = Reader(parse(index, where), where).object("weight_map").values()
         files = sorted({str(each) for each in listed})
-        if bad := [name for name in files if not _FILE_NAME.fullmatch(name) or ".." in name]:
+        if bad := [name for name in files if not is_plain_name(name)]:
             raise DamagedError(where, f"names the file {bad[0][:60]!r}: only plain .safetensors names are opened")
         return files
     if SINGLE in names:
@@ -103,14 +126,8 @@ def _weight_files(storage: Local, place: Path) -> list[str]:
 
 def _entries(storage: Local, name: str) -> tuple[int, tuple[Entry, ...]]:
     reading = storage.open(name)
-
-    def read(offset: int, length: int) -> bytes:
-        buffer = bytearray(length)
-        reading.read_into(offset, memoryview(buffer))
-        return bytes(buffer)
-
     try:
-        return reading.size, read_container(read, reading.size, storage.where(name))
+        return reading.size, read_container(reading, storage.where(name))
     finally:
         reading.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -39,12 +40,16 @@ class Local:
             return []
 
     def read(self, path: str) -> bytes | None:
-        try:
-            if not stat.S_ISREG((self._root / path).stat().st_mode):
-                return None  # a pipe would keep the reader waiting
-            return (self._root / path).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+        file = self._root / path
+        if not os.path.lexists(file) or file.is_dir():
             return None
+        reading = self.open(path)
+        try:
+            content = bytearray(reading.size)
+            reading.read_into(0, memoryview(content))
+            return bytes(content)
+        finally:
+            reading.close()
 
     def open(self, path: str) -> Reading:
         return _LocalReading(self._root / path)
@@ -103,7 +108,9 @@ class _LocalReading:
         except FileNotFoundError:
             raise DamagedError(self._name, "is missing") from None
         except OSError as error:
-            raise DamagedError(self._name, f"cannot be opened ({error.strerror}); links are not followed") from None
+            linked = error.errno == errno.ELOOP
+            problem = "is a link, and links are not followed" if linked else f"cannot be opened: {error.strerror}"
+            raise DamagedError(self._name, problem) from None
         status = os.fstat(self._descriptor)
         self.size = status.st_size
         if not stat.S_ISREG(status.st_mode):

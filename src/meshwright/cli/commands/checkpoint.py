@@ -69,9 +69,8 @@ def _check(paths: list[str], keys: list[str], as_json: bool) -> int:
     begin = time.perf_counter()
     checked = check_checkpoint(storage, path)
     seconds = time.perf_counter() - begin
-    names = ("file", "problem", "tensor", "expected", "actual")
     if as_json:
-        problems = [{name: getattr(problem, name) for name in names} for problem in checked.problems]
+        problems = [problem.fields() for problem in checked.problems]
         step = None if checked.manifest is None else checked.manifest.step
         print_json({"ok": not problems, "step": step, "problems": problems, "seconds": seconds})
     elif checked.problems:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.checkpoints import found, told
 from meshwright.cli.launcher import REFUSALS
-from meshwright.cli.output import print_json
+from meshwright.cli.output import print_error, print_json
+
+if TYPE_CHECKING:
+    from meshwright.train.evaluate import EvalResult
 
 __all__ = ["EXAMPLES", "HELP", "NAME", "add_arguments", "run"]
 
@@ -46,10 +50,13 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from meshwright.launch.status import RankStatus
     from meshwright.train.job import CACHE
     from meshwright.train.machine import check_machine
-    from meshwright.train.standalone import Evaluating, evaluate_rank, plan_of, splits_of
+    from meshwright.train.standalone import Evaluating, evaluate_rank, plan_of, splits_of, tokenizer_of
 
     storage, path = found(arguments.checkpoint)
-    plan = on_layout(plan_of(storage, path), arguments.keys, alone=True, data=True)
+    saved = plan_of(storage, path)
+    if not any(key.startswith("data.tokenizer=") for key in arguments.keys):
+        saved = replace(saved, data=replace(saved.data, tokenizer=tokenizer_of(storage, path, saved)))
+    plan = on_layout(saved, arguments.keys, alone=True, data=True)
     another = any(key.startswith("data.source=") for key in arguments.keys)
     split = arguments.split or ("all" if another else "eval")
     asked = Evaluating(plan, storage.address, path, Path("runs") / CACHE, _SPLITS[split])
@@ -67,17 +74,22 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         )
         if code:
             return code
-    result = results[0]
-    perplexity = math.exp(min(result.loss, 700.0))
-    if arguments.json:
-        value = {"loss": result.loss, "perplexity": perplexity, "tokens": result.trained_tokens, "split": split}
-        print_json({**value, "source": plan.data.source})
-    else:
-        print(
-            f"loss {result.loss:.6f} nats, perplexity {perplexity:.3f}, over {result.trained_tokens:,} tokens "
-            f"({plan.data.source}, split {split})"
-        )
-    return 0
+    return _show(results[0], plan.data.source, split, arguments.json)
+
+
+def _show(result: EvalResult, source: str, split: str, as_json: bool) -> int:
+    """Print the loss; 1 where it is no number."""
+    loss, tokens = result.loss, result.trained_tokens
+    finite = math.isfinite(loss)
+    perplexity = math.exp(min(loss, 700.0))
+    if as_json:
+        value = {"loss": loss, "perplexity": perplexity} if finite else {"loss": None, "perplexity": None}
+        print_json({**value, "tokens": tokens, "split": split, "source": source})
+    elif finite:
+        print(f"loss {loss:.6f} nats, perplexity {perplexity:.3f}, over {tokens:,} tokens ({source}, split {split})")
+    if not finite:
+        print_error(f"the loss is {loss}: look at the model's weights, they may hold NaN")
+    return 0 if finite else 1
 
 
 def _progress(done: int, of: int) -> None:

@@ -9,7 +9,7 @@ import time
 
 from meshwright.cli import request
 from meshwright.cli.checkpoints import found, told
-from meshwright.cli.output import print_json
+from meshwright.cli.output import print_error, print_json
 from meshwright.config.errors import RequestError
 
 __all__ = ["EXAMPLES", "HELP", "NAME", "add_arguments", "run"]
@@ -19,6 +19,9 @@ HELP = "text from a checkpoint of any layout"
 EXAMPLES = """\
 meshwright generate runs/demo --prompt "def "
 meshwright generate smollm --prompt "The capital of France is" --temperature 0 --tokens 20"""
+
+
+_LARGEST_SEED = 2**63 - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top-k", type=request.natural, default=0, metavar="K", help="of the K likeliest; 0: of all (0)"
     )
     parser.add_argument("--top-p", type=_share, default=1.0, metavar="P", help="of the fewest that reach P (1.0)")
-    parser.add_argument("--seed", type=request.natural, default=0, metavar="S", help="of the draw (0)")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="of the draw (0)")
     parser.add_argument(
         "--tokenizer", metavar="FILE", help='"bytes", a tokenizer.json, or its folder (without: its own)'
     )
@@ -46,14 +49,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _generate(arguments: argparse.Namespace) -> int:
     from meshwright.comm.mesh import device_of
+    from meshwright.data.tokenizer.open import open_tokenizer
     from meshwright.data.tokenizer.tokenizer import encode_text
     from meshwright.train.generate import generate
+    from meshwright.train.nonfinite import NonfiniteError
     from meshwright.train.standalone import decoder_of, plan_of, tokenizer_of
 
     storage, path = found(arguments.checkpoint)
     plan = plan_of(storage, path)
-    tokenizer = tokenizer_of(storage, path, plan, arguments.tokenizer)
-    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    tokenizer = open_tokenizer(arguments.tokenizer or tokenizer_of(storage, path, plan))
+    text = _prompt(arguments.prompt)
     prompt = encode_text(tokenizer, text) or [tokenizer.end_of_document]
     if max(prompt) >= plan.arch.vocab:
         raise RequestError(
@@ -77,10 +82,15 @@ def _generate(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         sys.stdout.write(text)
     shown = ""
-    for token in drawn:
-        tokens.append(token)
-        if not arguments.json:
-            shown = _show(tokenizer.decode(tokens), shown)
+    try:
+        for token in drawn:
+            tokens.append(token)
+            if not arguments.json:
+                shown = _show(tokenizer.decode(tokens), shown)
+    except NonfiniteError as error:
+        sys.stdout.write("" if arguments.json else "\n")
+        print_error(str(error))
+        return 1
     seconds = time.perf_counter() - begin
     if arguments.json:
         value = {"prompt": text, "text": tokenizer.decode(tokens), "tokens": tokens, "seconds": seconds}
@@ -88,6 +98,16 @@ def _generate(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write(tokenizer.decode(tokens)[len(shown) :] + "\n")
     return 0
+
+
+def _prompt(given: str) -> str:
+    """The prompt, from standard input where it is "-". Raises RequestError where it is no text."""
+    try:
+        text = sys.stdin.read() if given == "-" else given
+        text.encode()
+    except UnicodeError:
+        raise RequestError(f"--prompt {given!a}", "is not UTF-8", ("text",)) from None
+    return text
 
 
 def _show(text: str, shown: str) -> str:
@@ -98,6 +118,13 @@ def _show(text: str, shown: str) -> str:
         sys.stdout.flush()
         return whole
     return shown
+
+
+def _seed(text: str) -> int:
+    value = request.natural(text)
+    if value > _LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"{text} is more than {_LARGEST_SEED}")
+    return value
 
 
 def _number(text: str) -> float:
