@@ -88,7 +88,10 @@ def units(target: Target, layouts: Layouts) -> Units:
         moving = _elementwise(target, layouts, block, tokens)
         forward = forward + share * (products[0] + attention[0] + moving[0])
         backward = backward + share * (products[1] + attention[1] + moving[1] + _accumulate(target, layouts, block))
-        core = core + share * (attention[0] if target.unfused else _cheap(target, layouts, block, tokens, moving[0]))
+        cheap = _cheap(target, layouts, block, tokens, moving[0])
+        # Usual trainers repeat the core alone, or keep the output of a fused one and repeat what is cheap around it.
+        again = attention[0] + cheap if target.is_literal else attention[0] if target.unfused else cheap
+        core = core + share * again
         host = host + share * target.host_seconds(block.routed)
         beside = beside + share * products[2]
     head = _head(target, layouts, tokens)
@@ -122,24 +125,24 @@ def _attention(target: Target, layouts: Layouts, block: BlockShape, tokens: Arra
 
 
 def _unfused(target: Target, layouts: Layouts, heads: Array) -> tuple[Array, Array]:
-    """Two batched products over the full square, and a softmax that travels through memory."""
+    """Two batched products over the full square, four backward, that write or read a score each, and between them
+    kernels that pass over all scores: a causal softmax, which reads half, and what drops probabilities."""
     shapes, values, sequence = target.shapes, target.values, float(target.sequence)
     rate, processors = target.wide_rate * values["attention.batched"], target.cluster.device.processors
     count, rows = layouts.micro * heads, sequence / layouts.cp
-    sizes = (
-        rows,
-        np.full_like(rows, sequence),
-        np.full_like(rows, shapes.score_dim),
-        np.full_like(rows, shapes.value_dim),
-    )
-    m, keys, score, value = sizes
-    forward = product_seconds(values, rate, processors, m, keys, score, count, ramp="attention.ramp_k")
-    forward = forward + product_seconds(values, rate, processors, m, value, keys, count, ramp="attention.ramp_k")
-    scores = count * rows * sequence / target.memory_rate
-    bias = 2.0 * shapes.alibi
+    keys, score = np.full_like(rows, sequence), np.full_like(rows, shapes.score_dim)
+    value = np.full_like(rows, shapes.value_dim)
+    wide = target.stored / 2
+    scores = count * rows * sequence / target.memory_rate * wide  # seconds of a byte of each
+    outward = product_seconds(values, rate, processors, rows, keys, score, count, ramp="attention.ramp_k")
+    inward = product_seconds(values, rate, processors, rows, value, keys, count, ramp="attention.ramp_k")
+    between = values["attention.dropout_bytes"] * (target.arch.dropout > 0) * (not target.is_literal)
+    eager = values["elementwise.eager"] if target.eager else 1.0
+    forward = np.maximum(outward, scores * (2 + 2 * shapes.alibi)) + np.maximum(inward, 2 * scores)
+    backward = 2 * np.maximum(outward, 2 * scores) + 2 * np.maximum(inward, 2 * scores)
     return (
-        forward + scores * (values["attention.score_bytes.forward"] + bias),
-        2 * forward + scores * (values["attention.score_bytes.backward"] + bias),
+        forward + scores * eager * (values["attention.score_bytes.forward"] + between),
+        backward + scores * eager * (values["attention.score_bytes.backward"] + between),
     )
 
 
@@ -155,23 +158,43 @@ def _cheap(target: Target, layouts: Layouts, block: BlockShape, tokens: Array, m
 def _elementwise(target: Target, layouts: Layouts, block: BlockShape, tokens: Array) -> tuple[Array, Array]:
     """Norms, residuals, activations, casts and routing: bytes through memory."""
     shapes, values = target.shapes, target.values
-    wide = target.stored / 2
-    stream = np.where(layouts.sequence > 0, layouts.tp, 1.0)
     ratio = block.width / shapes.hidden
-    outer = values["elementwise.stream"] / stream
-    heads = values["elementwise.heads.unfused" if target.unfused else "elementwise.heads.fused"]
-    inner = (heads + (6 if shapes.gated else 4) * ratio) / layouts.tp
+    stream = np.where(layouts.sequence > 0, layouts.tp, 1.0)
+    outer, behind = (each / stream for each in _stream_bytes(target))
+    inner = (_head_bytes(target) + (6 if shapes.gated else 4) * ratio) / layouts.tp
     if target.low_precision:
         inner = inner + 3 * (3 + ratio) / layouts.tp
-    if target.eager and target.arch.rope is not None:
-        rotated = (shapes.heads + shapes.kv_heads) * shapes.score_dim / shapes.hidden
-        inner = inner + values["elementwise.rotary"] * rotated / layouts.tp
     factor = values["elementwise.eager"] if target.eager else 1.0
-    scale = tokens * shapes.hidden * wide / target.memory_rate
+    scale = tokens * shapes.hidden * (target.stored / 2) / target.memory_rate
+    kind = "fused" if target.captured else "copied"
     routed = shapes.active if block.routed else 0
-    forward = factor * (outer + inner) + 14 * routed
-    backward = values["elementwise.backward.stream"] * outer + values["elementwise.backward.inner"] * inner
-    return scale * forward, scale * (factor * backward + 20 * routed)
+    forward = factor * (outer + inner) + values[f"experts.{kind}.forward"] * routed
+    backward = factor * (behind + values["elementwise.backward.inner"] * inner)
+    return scale * forward, scale * (backward + values[f"experts.{kind}.backward"] * routed)
+
+
+def _stream_bytes(target: Target) -> tuple[float, float]:
+    """Bytes an element of the residual stream, forward and backward: norms and sums; masks; gradients of biases."""
+    values, arch = target.values, target.arch
+    forward = values["elementwise.stream"]
+    backward = values["elementwise.backward.stream"] * forward
+    if arch.dropout:
+        forward, backward = forward + values["dropout.forward"], backward + values["dropout.backward"]
+    return forward, backward + values["bias.backward"] * (arch.output_bias or arch.mlp_bias)
+
+
+def _head_bytes(target: Target) -> float:
+    """Bytes an element of the stream that move around the core of attention: queries, keys and values as it reads
+    them, and their rotation where no kernel fuses it."""
+    shapes, values = target.shapes, target.values
+    queries, keys = shapes.heads * shapes.score_dim, shapes.kv_heads * shapes.score_dim
+    if target.unfused:
+        out = values["elementwise.heads.unfused"]
+    else:
+        out = values["elementwise.heads.fused"] * (queries + keys + shapes.kv_heads * shapes.value_dim) / shapes.hidden
+    if target.eager and target.arch.rope is not None:
+        out += values["elementwise.rotary"] * (queries + keys) / shapes.hidden
+    return out
 
 
 def _accumulate(target: Target, layouts: Layouts, block: BlockShape) -> Array:

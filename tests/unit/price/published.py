@@ -39,6 +39,9 @@ _STACKS = {  # beginning of the id: attention, elementwise, host
     "moezoo": ("flash3", "fused", "modern"),
 }
 
+_DROPOUT = ("narayanan21", "korthikanti22", "megatron20")
+"""The default of their scripts, whose masks the count of activations of arXiv:2205.05198 holds; others have none."""
+
 
 @cache
 def rows(tier: str = "core") -> tuple[Row, ...]:
@@ -90,6 +93,8 @@ def _model(row: Row) -> Iterator[str]:
     yield f"data.sequence_length={model['seq']}"
     if family == "gpt2":
         yield f"model.max_positions={model['seq']}"
+    if str(row["id"]).startswith(_DROPOUT):
+        yield "model.dropout=0.1"
     if family == "llama" and model.get("tied"):
         yield "model.tie_embeddings=true"
     if experts:
