@@ -66,6 +66,7 @@ class Setting:
     `ways`         tensor ranks. On a tensor axis query, key and value are views of one product, so that who keeps one
                    keeps all; the look-up keeps which tokens are its own, the loss exponentials of the compute dtype
     `rings`        what is scattered after a product goes round in chunks: three of them exist at a time
+    `direct`       a scatter is messages, as on gloo: a chunk arrives from every other rank before they are added up
     `gathers`      the outputs of norms are gathered along the tokens for their products, which keep them (sequence
                    parallel): no recipe sends them again
     """
@@ -78,6 +79,7 @@ class Setting:
     gathers: bool = False
     ways: int = 1
     rings: bool = False
+    direct: bool = True
 
     @property
     def tokens(self) -> int:

@@ -148,7 +148,7 @@ def _leaving(hidden: int, setting: Setting) -> int:
 
 def _arriving(hidden: int, setting: Setting) -> int:
     """The own chunk as all other ranks send it, side by side until they are added up."""
-    return hidden // setting.ways * (setting.ways - 1) if setting.gathers else 0
+    return hidden // setting.ways * (setting.ways - 1) if setting.gathers and setting.direct else 0
 
 
 def _head(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:

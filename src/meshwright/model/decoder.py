@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.arch.arch import Arch
+from meshwright.arch.unbuilt import lacking
 from meshwright.model.attention import Attention
 from meshwright.model.dropout import Dropout, Site
 from meshwright.model.loss import projected_loss
@@ -130,13 +131,8 @@ def build_decoder(arch: Arch, *, dtype: torch.dtype = torch.float32, device: tor
 
     On "meta" it costs no memory. Raises NotImplementedError for architectures that can be priced but not run.
     """
-    for part, present in (
-        ("routed experts", arch.experts),
-        ("latent attention", arch.latent),
-        ("linear attention biases (ALiBi)", arch.alibi),
-    ):
-        if present:
-            raise NotImplementedError(f"{arch.family} needs {part}: it can be planned and priced, but not run yet")
+    for part in lacking(arch):
+        raise NotImplementedError(f"{arch.family} needs {part}: it can be planned and priced, but not run yet")
     with torch.device("meta"):  # no time or random numbers go into values that nobody will read
         decoder = Decoder(arch)
         for parameter in decoder.parameters():  # not `to`, which wants to exchange parameters that are fake tensors

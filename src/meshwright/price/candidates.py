@@ -139,6 +139,18 @@ def points_of(space: Space, group: Group, inside: np.ndarray, outside: np.ndarra
     return Layouts(**given, offload=np.full(len(inside), float(offload)), order=group.order)
 
 
+def trainer_holds(space: Space, points: Layouts, asked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Of those `asked` for: whether `meshwright train` holds a layout, or does not run it."""
+    fits = np.ones(len(points), dtype=bool)
+    if space.program is not None:
+        some = np.flatnonzero(asked & (points.cp == 1) & (points.ep == 1))
+        mine = points.part(some)
+        if len(mine):
+            held = memories(space.program, mine, weights(space.program, mine))
+            fits[some] = held.reserved <= space.target.cluster.device.memory_bytes
+    return fits
+
+
 def least_bytes(space: Space, group: Group) -> float:
     """Bytes of the most frugal layouts of a group: all sharding and recomputation on offer."""
     outside = group.outside

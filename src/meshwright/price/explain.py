@@ -110,6 +110,11 @@ FIGURES: Mapping[str, Figure] = {
     "range": Figure("step x (1 ± 15 %), with experts ± 30 %, between a quarter and four times where uncalibrated; "
                     "masked documents from no other keys on",
                     "nine of ten published runs"),
+    "trained_peak": Figure(
+        "the fold of the program that `meshwright train` runs, with as many micro-batches as fill its pipeline; null "
+        "where it does not run such a plan", "plan/folds/memory.py, held against dry runs and allocators",
+    ),
+    "fits_trained": Figure("trained_peak, as reserved, <= the device's memory; true where nothing runs", "-"),
     "worst_routing_peak": Figure("peak + routed activations x (min(e, experts/active) - 1): all tokens to one rank",
                                  "bound"),
     "dollars_per_step": Figure("price of a device-hour x N x step / 3600", "cluster.price"),

@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 
 from meshwright.arch.arch import Arch
-from meshwright.config.choices import Context, Recompute, Schedule
+from meshwright.arch.unbuilt import lacking
+from meshwright.config.choices import Context, Dtype, Recompute, Schedule
 from meshwright.layout.axes import DEFAULT_ORDER, Axis
 from meshwright.plan.plan import ContextSplit
 from meshwright.plan.resolve import unit_flops
 from meshwright.plan.strategies import context, expert, tensor
+from meshwright.price.cluster import Following
 from meshwright.price.layouts import CONTEXTS, CUT, RECOMPUTES, SCHEDULES, Array, outline
 from meshwright.price.target import Target
 
@@ -44,6 +46,16 @@ class Space:
     sequences: int
     fixed: Mapping[str, Any] = field(default_factory=dict)
     split: bool = True  # whether schedules with a split backward run
+
+    @cached_property
+    def program(self) -> Target | None:
+        """The same for the program of `meshwright train`, where other software is searched for and the model runs."""
+        runs = not lacking(self.target.arch) and self.target.precision.compute is not Dtype.FLOAT8
+        if self.target.is_literal or not runs:
+            return None
+        cluster = self.target.cluster
+        software = replace(cluster.software, following=Following.LITERAL)
+        return replace(self.target, cluster=replace(cluster, software=software))
 
     def allowed(self, key: str, values: Sequence[Any]) -> list[Any]:
         """The values of `key` that may be chosen: those given, or the one it is fixed at."""

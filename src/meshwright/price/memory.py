@@ -22,6 +22,7 @@ from meshwright.price.cluster import Following
 from meshwright.price.context import context_bytes
 from meshwright.price.layouts import RECOMPUTES, Array, Layouts
 from meshwright.price.offload import guest_bytes, kept_home
+from meshwright.price.program_memory import program_activations
 from meshwright.price.schedule import in_flight
 from meshwright.price.target import Target
 from meshwright.price.weights import Weights
@@ -162,9 +163,14 @@ def _stage(target: Target, layouts: Layouts, held: Weights, stage: int, tokens: 
     place = (np.zeros_like(blocks), np.ones_like(blocks), layouts.pp - 1)[stage]
     flight = in_flight(layouts, place)
     out["activations"] = _activations(target, layouts, tokens, blocks, flight, each)
-    if target.cluster.software.following is Following.LITERAL:
-        out["gradients"] = _appearing(target, layouts, out, flight, largest)
     out["logits"] = outer_last * _logits(target, layouts, tokens, flight)
+    if target.is_literal:
+        if not target.arch.experts and not target.arch.latent:
+            kept, logits = program_activations(target, layouts, stage, blocks)
+            alone = (layouts.cp == 1) & (layouts.ep == 1)
+            out["activations"] = np.where(alone, kept, out["activations"])
+            out["logits"] = np.where(alone, logits, out["logits"])
+        out["gradients"] = _appearing(target, layouts, out, flight, largest)
     out["buffers"] = _buffers(target, layouts, held, tokens, largest) + guest_bytes(target, layouts, out, blocks)
     for name in ("parameters", "optimizer", "master"):
         out[name] = out[name] * kept_home(layouts, name)

@@ -6,12 +6,14 @@ literal program from its fold where one exists, else from the closed forms; traf
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from meshwright.arch.arithmetic import Convention, flops_per_sequence, repeated_flops
+from meshwright.arch.unbuilt import lacking
+from meshwright.config.built import unbuilt
 from meshwright.config.choices import Documents, Recompute
 from meshwright.layout.axes import Coordinates
 from meshwright.plan.action import Kind
@@ -142,12 +144,34 @@ class Price:
         return int(self.memory["peak"] + self.memory["activations"] * share * (most - 1))
 
     @cached_property
+    def runs(self) -> bool:
+        """Whether `meshwright train` runs such a plan."""
+        plan = self.plan
+        given = {"mesh.cp": plan.degrees.cp, "mesh.ep": plan.degrees.ep, "precision.compute": plan.precision.compute}
+        return not lacking(plan.arch) and not any(unbuilt(given.get))
+
+    @cached_property
     def is_folded(self) -> bool:
         """Whether memory is the fold of the program itself: of every layout that the trainer runs, unless very long."""
-        plan = self.plan
         literal = self.cluster.software.following is Following.LITERAL
-        runs = plan.degrees.cp == plan.degrees.ep == 1 and plan.arch.experts is None
-        return literal and runs and plan.accumulation * plan.arch.num_units <= _FOLDED
+        return literal and self.runs and self.plan.accumulation * self.plan.arch.num_units <= _FOLDED
+
+    @cached_property
+    def trained_peak(self) -> int | None:
+        """The largest sum of live bytes where `meshwright train` runs the plan, whatever software the price is about:
+        the fold of its program. None where it does not run."""
+        if not self.runs:
+            return None
+        plan = steady(self.plan)
+        held = plan.pipeline.stages
+        # Of equally full stages the earlier one keeps more micro-batches.
+        stages = {0, min(1, plan.degrees.pp - 1), max(range(len(held)), key=held.__getitem__) % plan.degrees.pp}
+        return max(each.peak_bytes for each in _folded(plan, self.cluster, sorted(stages | {plan.degrees.pp - 1})))
+
+    @cached_property
+    def fits_trained(self) -> bool:
+        """Whether `meshwright train` would not run out of memory; True where it does not run such a plan at all."""
+        return self.trained_peak is None or self._reserved(self.trained_peak) <= self.cluster.device.memory_bytes
 
     @cached_property
     def stage_peaks(self) -> tuple[int, ...]:
@@ -169,11 +193,15 @@ class Price:
             sizes = {category.value: size for category, size in timeline.largest.items()}
         else:
             sizes = {name: int(getattr(closed, name)[0]) for name in CATEGORIES}
-        caching = self.cluster.device.generation != "cpu"
-        values = self.target.values
-        reserved = peak * values["memory.slack"] + values["memory.slack_bytes"] if caching else peak
-        outside = float(closed.device[0] - closed.reserved[0])
+        reserved, outside = self._reserved(peak), float(closed.device[0] - closed.reserved[0])
         return sizes | {"peak": peak, "reserved": int(reserved), "device": int(reserved + outside)}
+
+    def _reserved(self, peak: int) -> float:
+        """What the allocator keeps of the device for `peak` bytes."""
+        values = self.target.values
+        if self.cluster.device.generation == "cpu":
+            return float(peak)
+        return peak * values["memory.slack"] + values["memory.slack_bytes"]
 
     @property
     def fits(self) -> bool:
@@ -202,12 +230,7 @@ class Price:
 
     @cached_property
     def _timelines(self) -> tuple[Timeline, ...]:
-        degrees = self.plan.degrees
-        ranks = [degrees.rank(Coordinates(pp=stage)) for stage in range(degrees.pp)]
-        fused = self.cluster.device.generation != "cpu"
-        return tuple(
-            folded_memory(self.plan, rank, transport=_transport(self.cluster), fused_norms=fused) for rank in ranks
-        )
+        return _folded(self.plan, self.cluster, range(self.plan.degrees.pp))
 
     @cached_property
     def flops(self) -> dict[str, int]:
@@ -266,6 +289,8 @@ class Price:
             "uncalibrated": self.is_uncalibrated,
             "range": list(self.range_seconds),
             "worst_routing_peak": self.worst_peak,
+            "trained_peak": self.trained_peak,
+            "fits_trained": self.fits_trained,
             "dollars_per_step": self.dollars_per_step,
         }
 
@@ -278,6 +303,20 @@ class Price:
 def price(plan: Plan, cluster: str | Cluster = "local", rank: int = 0) -> Price:
     """What `plan` costs on a cluster of the catalogue, of a file, or given. Raises RequestError for unknown ones."""
     return Price(plan, cluster if isinstance(cluster, Cluster) else cluster_of(cluster), rank)
+
+
+def steady(plan: Plan) -> Plan:
+    """The plan with the fewest micro-batches that fill its pipeline: more change no peak."""
+    micros = min(plan.accumulation, 3 * plan.degrees.pp)
+    sequences = micros * plan.batch.micro * plan.degrees.dp * plan.degrees.ep
+    return replace(plan, batch=replace(plan.batch, sequences=sequences))
+
+
+def _folded(plan: Plan, cluster: Cluster, stages: Iterable[int]) -> tuple[Timeline, ...]:
+    """The memory of a rank of each of some stages, folded."""
+    ranks = [plan.degrees.rank(Coordinates(pp=stage)) for stage in stages]
+    fused = cluster.device.generation != "cpu"
+    return tuple(folded_memory(plan, rank, transport=_transport(cluster), fused_norms=fused) for rank in ranks)
 
 
 def _transport(cluster: Cluster) -> Transport:

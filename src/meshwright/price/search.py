@@ -9,6 +9,9 @@ Groups are priced in the order of what no layout of theirs can be better than (t
 Layouts that do not fit are tried with their states elsewhere: one that fits is never faster for it.
 
 The first of the ranking are then resolved as runs and priced again as `estimate` does; the order is that of those.
+
+A layout fits where the software that is priced holds it, and where `meshwright train`, if it runs such a layout, holds
+it too: in closed form here, by the fold of its program for what is shown.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from meshwright.config.schema import RunConfig
 from meshwright.plan.front import Request, run_of
 from meshwright.plan.plan import Precision
 from meshwright.price import legal
-from meshwright.price.candidates import Group, groups_of, keys_of, known, least_bytes, points_of
+from meshwright.price.candidates import Group, groups_of, keys_of, known, least_bytes, points_of, trainer_holds
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster
 from meshwright.price.layouts import OFFLOADS, Array
@@ -45,6 +48,7 @@ from meshwright.price.weights import weights
 BUDGET = 2_500_000
 _BLOCK = 8192
 _SPARE = 3  # how many more layouts than asked for are priced again as runs
+_TRIES = 20  # how often as many, where the program's fold says that they do not fit
 
 
 class By(StrEnum):
@@ -141,8 +145,10 @@ def search(
     if not found.fitting:
         raise _nothing_fits(space, groups)
     points = found.joined()
-    rows = _resolved(run, space, groups, points, _order(points, by)[: top * _SPARE], by)[:top]
-    pareto = _resolved(run, space, groups, points, _front(points), By.TIME)
+    rows = _first_rows(run, space, groups, points, by, top)
+    if not rows:
+        raise _nothing_fits(space, groups)
+    pareto = [row for row in _resolved(run, space, groups, points, _front(points), By.TIME) if row.price.fits_trained]
     counts = {
         "enumerated": enumerated + found.moved,
         "legal": _legal(space, groups) + found.moved,
@@ -217,10 +223,10 @@ def _price_block(
     """Price some layouts; returns those that fit, how many do not, and the least bytes of all."""
     asked = OFFLOADS.index(Offload(space.fixed.get("parallel.offload", Offload.NONE)))
     points = points_of(space, group, inside, outside, asked)
-    held = weights(space.target, points)
-    memory = memories(space.target, points, held)
+    memory = memories(space.target, points, weights(space.target, points))
     room = space.target.cluster.device.memory_bytes
     fits = memory.reserved <= room
+    fits &= trainer_holds(space, points, fits)
     found.priced += len(points)
     kept = [_reached(space, group, number, inside[fits], outside[fits], asked, memory.reserved[fits])]
     if "parallel.offload" not in space.fixed and not fits.all():
@@ -234,6 +240,7 @@ def _price_block(
             moved = points_of(space, group, inside[able], outside[able], index)
             there = memories(space.target, moved, weights(space.target, moved)).reserved
             good = there <= room
+            good &= trainer_holds(space, moved, good)
             found.priced += len(moved)
             found.moved += len(moved)
             if good.any():
@@ -294,6 +301,21 @@ def with_keys(run: RunConfig, keys: Mapping[str, Any]) -> RunConfig:
         section, name = key.split(".")
         tables[section][name] = value
     return build_run(tables)
+
+
+def _first_rows(
+    run: RunConfig, space: Space, groups: list[Group], points: Mapping[str, np.ndarray], by: By, top: int
+) -> list[Row]:
+    """The best layouts, `top` of them where as many are found among the first: closed forms may say that more fit."""
+    order, size = _order(points, by), top * _SPARE
+    rows: list[Row] = []
+    for start in range(0, min(len(order), _TRIES * size), size):
+        for row in _resolved(run, space, groups, points, order[start : start + size], by):
+            if len(rows) < top and row.price.fits_trained:
+                rows.append(row)
+        if len(rows) == top:
+            break
+    return rows
 
 
 def _resolved(

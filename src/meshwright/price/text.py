@@ -79,6 +79,11 @@ def _memory(price: Price) -> Iterator[str]:
         f"{bytes_text(memory['reserved'])} / {bytes_text(memory['device'])}"
     )
 
+    peak = price.trained_peak
+    if peak is not None and not price.is_folded:
+        verdict = "fits" if price.fits_trained else "DOES NOT FIT"
+        yield f"  {'as `meshwright train` runs it':<32} {bytes_text(peak):>10}, {verdict}"
+
 
 def _traffic(price: Price) -> Iterator[str]:
     yield f"traffic of rank {price.rank} in a step"

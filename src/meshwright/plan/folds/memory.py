@@ -21,7 +21,7 @@ from functools import cached_property
 from meshwright.arch.activations import Setting, saved
 from meshwright.arch.arch import Arch, Norm
 from meshwright.arch.passing import Gradients, Moments, backward_passing, forward_passing, split_passing, stash_bytes
-from meshwright.config.choices import Documents, Offload, OptimizerKind, Recompute
+from meshwright.config.choices import Documents, Dtype, Offload, OptimizerKind, Recompute
 from meshwright.plan.action import COMPUTE, Action, Kind, Op
 from meshwright.plan.buckets import Bucket, sharding_group
 from meshwright.plan.category import Category as Category
@@ -98,7 +98,7 @@ def memory(
     An eager run keeps no more of an RMSNorm on a CPU either (`parallel/norms.py`).
     """
     steps = program(plan, rank, kind)
-    run = _Run(plan, steps, transport, _Sizes(plan, steps, fused_norms))
+    run = _Run(plan, steps, transport, _Sizes(plan, steps, fused_norms, transport))
     for index, action in enumerate(steps.actions):
         run.step(index, action)
     return Timeline(states(plan, steps), tuple(run.events))
@@ -239,7 +239,7 @@ class _Run:
 class _Sizes:
     """How large each buffer of a program is."""
 
-    def __init__(self, plan: Plan, steps: Program, fused_norms: bool) -> None:
+    def __init__(self, plan: Plan, steps: Program, fused_norms: bool, transport: Transport) -> None:
         self._plan, self._buckets = plan, steps.buckets
         self._compute, self._reduce = plan.precision.compute.num_bytes, plan.precision.reduce.num_bytes
         sequence = plan.data.sequence_length // plan.degrees.cp
@@ -247,13 +247,13 @@ class _Sizes:
         selective = plan.execution.recompute is Recompute.SELECTIVE
         fused = fused_norms or (plan.arch.norm is Norm.RMS and not plan.execution.compile)
         gathers, ways = plan.execution.sequence, plan.degrees.tp
-        rings = plan.execution.asynchronous_tensor
-        self._setting = Setting(plan.batch.micro, sequence, masked, fused, selective, gathers, ways, rings)
-        self._arch = _narrowed(plan)
+        rings, direct = plan.execution.asynchronous_tensor, transport is Transport.DIRECT
+        self._setting = Setting(plan.batch.micro, sequence, masked, fused, selective, gathers, ways, rings, direct)
+        self._arch = narrowed(plan.arch, plan.degrees.tp)
         self._in_place = not plan.execution.compile
         self._hidden = border_elements(plan) * self._compute
         units = sorted({unit for bucket in steps.buckets for unit in bucket.units})
-        self._graphs = {unit: self._graph(unit) for unit in units}
+        self._graphs = {unit: graph_sizes(self._arch, unit, self._setting, plan.precision.compute) for unit in units}
         self.rows = {Category.BUFFERS: self._rows(masked)}
 
     def of(self, buffer: Buffer) -> Sizes:
@@ -312,19 +312,20 @@ class _Sizes:
         masks = sum(1 for window in windows if masked or 0 < window < setting.sequence) * ways * setting.sequence**2
         return 8 * setting.tokens + tables + masks
 
-    def _graph(self, unit: int) -> Sizes:
-        sizes = dict.fromkeys((Category.ACTIVATIONS, Category.LOGITS), 0)
-        ways = self._setting.ways if self._setting.gathers else 1
-        for each in saved(self._arch, unit, self._setting):
-            category = Category.LOGITS if each.name.startswith("loss.") else Category.ACTIVATIONS
-            elements = each.elements // ways if _of_the_stream(each.name) else each.elements
-            sizes[category] += elements * each.role.num_bytes(self._plan.precision.compute)
-        return sizes
+
+def graph_sizes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> Sizes:
+    """What a unit of a tensor rank keeps for its backward; `arch` is narrowed to that rank."""
+    sizes = dict.fromkeys((Category.ACTIVATIONS, Category.LOGITS), 0)
+    ways = setting.ways if setting.gathers else 1
+    for each in saved(arch, unit, setting):
+        category = Category.LOGITS if each.name.startswith("loss.") else Category.ACTIVATIONS
+        elements = each.elements // ways if _of_the_stream(each.name) else each.elements
+        sizes[category] += elements * each.role.num_bytes(compute)
+    return sizes
 
 
-def _narrowed(plan: Plan) -> Arch:
+def narrowed(arch: Arch, tp: int) -> Arch:
     """The model that one tensor rank runs: fewer heads, a narrower feed-forward, a part of the vocabulary."""
-    arch, tp = plan.arch, plan.degrees.tp
     if tp == 1:
         return arch
     kv_heads = max(arch.kv_heads // tp, 1)

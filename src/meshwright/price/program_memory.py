@@ -1,0 +1,167 @@
+"""Activations of the literal program, in closed form, over arrays: what its units keep, counted over its schedule.
+
+    kept of a micro-batch     graphs (full recomputation: entering values) from forward to backward
+                              factors of weight products from a split backward to the weight work
+    crests of a schedule      how many of both a stage has at its fullest moments, counted slot by slot
+
+              F0  F1  F2  B0  F3  B1  W0  ...        zb-h1, stage 1 of 3
+    graphs    1   2   2   1   2   1   1
+    factors   0   0   0   1   1   2   1              crests: (2, 1), (1, 2)
+
+Sizes are those of the fold (`plan/folds/memory.py`); exact but for what passes while a unit runs, and without masks of
+documents, routed experts or context exchanges.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.arch.activations import Setting
+from meshwright.arch.arch import Arch
+from meshwright.arch.passing import Gradients, backward_passing, split_passing, stash_bytes
+from meshwright.config.choices import Dtype, Recompute, Schedule
+from meshwright.plan.category import Category
+from meshwright.plan.folds.memory import graph_sizes, narrowed
+from meshwright.plan.schedules import SCHEDULES as FUNCTIONS
+from meshwright.plan.schedules import Work
+from meshwright.price.layouts import RECOMPUTES, SCHEDULES, Array, Layouts
+from meshwright.price.target import Target
+
+__all__ = ["Crest", "crests", "program_activations"]
+
+_FILLED = 3  # micro-batches a stage: more keep no more
+_SPLIT = (Schedule.ZB_H1, Schedule.ZB_V)
+_MOST_CRESTS = 16
+
+
+class _UnitBytes(NamedTuple):
+    """Bytes of one micro-batch: graphs and factors of a block, the embedding and the head; what passes in a backward of
+    a block and of the head; logits among the head's graph; what enters a block."""
+
+    block: int
+    embedding: int
+    head: int
+    block_factors: int
+    embedding_factors: int
+    head_factors: int
+    block_passing: int
+    head_passing: int
+    logits: int
+    entering: int
+
+
+Crest = tuple[int, int, int, int, int, int]
+"""Graphs of all chunks of a stage together, of its first and of its last chunk; then factors likewise."""
+
+
+def program_activations(target: Target, layouts: Layouts, stage: int, blocks: Array) -> tuple[Array, Array]:
+    """Bytes at their most on the first (0), the fullest inner (1) or the last stage (2): (activations, logits)."""
+    units = _UnitBytes(*_units_of(target, layouts).T)
+    counts = _crests_of(layouts, stage)  # layouts x crests x 6
+    full = layouts.recompute == RECOMPUTES.index(Recompute.FULL)
+    has_head = np.where(layouts.head_first, stage == 0, stage == 2) * 1.0
+    has_embedding = float(stage == 0)
+    each = blocks / layouts.chunks
+    sizes = np.stack([
+        each * np.where(full, units.entering, units.block), has_embedding * units.embedding, has_head * units.head,
+        each * units.block_factors, has_embedding * units.embedding_factors, has_head * units.head_factors,
+    ], axis=1)  # fmt: skip
+    fullest = (counts * sizes[:, None]).sum(axis=2).max(axis=1)
+    passing = np.maximum(units.block_passing + full * units.block, has_head * units.head_passing)
+    logits = has_head * units.logits
+    return fullest + passing - logits + (layouts.pp > 1) * units.entering, logits
+
+
+def _units_of(target: Target, layouts: Layouts) -> Array:
+    """`_UnitBytes` of every layout, as rows."""
+    split = np.isin(layouts.schedule, [SCHEDULES.index(each) for each in _SPLIT]) & (layouts.pp > 1)
+    selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
+    kinds, which = _distinct(layouts.micro, layouts.tp, layouts.sequence, selective * 1.0, split * 1.0)
+    dtype = Dtype.BFLOAT16 if target.stored == 2 else target.precision.compute
+    model = target.arch, dtype, target.precision.reduce, target.sequence, target.direct
+    return np.array([_unit_bytes(*model, *map(int, kind)) for kind in kinds], dtype=np.float64)[which]
+
+
+def _crests_of(layouts: Layouts, stage: int) -> Array:
+    """Crests of every layout: as many for all, the missing ones of nothing."""
+    micros = np.minimum(layouts.accumulation, _FILLED * layouts.pp)
+    kinds, which = _distinct(layouts.schedule, layouts.pp, micros, layouts.chunks)
+    table = np.zeros((len(kinds), _MOST_CRESTS, 6))
+    for row, (schedule, pp, count, chunks) in enumerate(kinds.astype(int)):
+        place = (0, min(1, pp - 1), pp - 1)[stage]
+        found = crests(SCHEDULES[schedule], int(place), int(pp), int(count), int(chunks))
+        kept = found if len(found) <= _MOST_CRESTS else found[:: -(-len(found) // _MOST_CRESTS)]
+        table[row, : len(kept)] = kept
+    return np.asarray(table[:, : max(1, int((table.sum(axis=2) > 0).sum(axis=1).max()))][which])
+
+
+def _distinct(*columns: npt.NDArray[Any]) -> tuple[Array, npt.NDArray[np.intp]]:
+    """The rows that columns of small whole numbers have, each once, and which of them every layout has."""
+    key = np.zeros(len(columns[0]))
+    for column in columns:
+        key = key * (column.max() + 1) + column
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    return np.stack(columns, axis=1)[first], which
+
+
+@lru_cache(maxsize=4096)
+def _unit_bytes(
+    arch: Arch, compute: Dtype, reduce: Dtype, sequence: int, direct: int, micro: int, tp: int, gathers: int,
+    selective: int, split: int,
+) -> _UnitBytes:  # fmt: skip
+    setting = Setting(micro, sequence, False, True, bool(selective), bool(gathers), tp, direct=bool(direct))
+    own = narrowed(arch, tp)
+    gradients = Gradients(True, reduce.num_bytes, 0)
+
+    def graph(unit: int) -> int:
+        return sum(graph_sizes(own, unit, setting, compute).values())
+
+    def passing(unit: int) -> int:
+        if split:
+            return split_passing(own, unit, setting, compute)
+        moments = backward_passing(own, unit, setting, compute, gradients)
+        return max(moments.before, moments.after)
+
+    outer, head = (1, arch.layers), arch.head_unit
+    block_factors, embedding_factors, head_factors = (
+        stash_bytes(own, unit, setting, compute) if split else 0 for unit in (1, 0, head)
+    )
+    return _UnitBytes(
+        block=sum(graph(unit) for unit in outer) // 2,
+        embedding=graph(0),
+        head=graph(head),
+        block_factors=block_factors,
+        embedding_factors=embedding_factors,
+        head_factors=head_factors,
+        block_passing=max(passing(unit) for unit in outer),
+        head_passing=passing(head),
+        logits=graph_sizes(own, head, setting, compute)[Category.LOGITS],
+        entering=micro * sequence * arch.hidden * compute.num_bytes // (tp if gathers else 1),
+    )
+
+
+@lru_cache(maxsize=16384)
+def crests(schedule: Schedule, stage: int, stages: int, micros: int, chunks: int) -> tuple[Crest, ...]:
+    """The fullest moments of one stage: those that no other has at least as much of everything at."""
+    graphs, factors = [0] * chunks, [0] * chunks
+    seen: dict[Crest, None] = {}
+    for slot in FUNCTIONS[schedule](stage, stages, micros, chunks):
+        match slot.work:
+            case Work.FORWARD:
+                graphs[slot.chunk] += 1
+            case Work.BACKWARD:
+                graphs[slot.chunk] -= 1
+                factors[slot.chunk] += slot.split
+            case Work.WEIGHT:
+                factors[slot.chunk] -= 1
+        seen[sum(graphs), graphs[0], graphs[-1], sum(factors), factors[0], factors[-1]] = None
+    return tuple(one for one in seen if not any(_covers(other, one) for other in seen))
+
+
+def _covers(other: Crest, one: Crest) -> bool:
+    """Whether `other` has at least as much of everything, and more of something."""
+    return other != one and all(theirs >= ours for theirs, ours in zip(other, one, strict=True))

@@ -1,0 +1,88 @@
+"""Activations of the literal program: crests of schedules, and the closed form beside the fold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.config.choices import Schedule
+from meshwright.price.cluster import Following
+from meshwright.price.price import Price, steady
+from meshwright.price.program_memory import crests
+from tests.unit.price.ask import ask
+
+MODEL = ("model.preset=llama2-7b", "data.sequence_length=4096", "precision.compute=bfloat16", "batch.micro=2",
+         "cluster.software.following=literal")  # fmt: skip
+LAYOUTS = (
+    "mesh.dp=8 batch.global=32",
+    "mesh.dp=8 batch.global=32 parallel.recompute=full parallel.zero=3",
+    "mesh.dp=2 mesh.tp=4 batch.global=16 parallel.recompute=selective parallel.zero=1",
+    "mesh.tp=8 batch.global=16 parallel.sequence=false parallel.recompute=selective",
+    "mesh.tp=2 mesh.pp=4 batch.global=32 parallel.recompute=selective",
+    "mesh.dp=2 mesh.pp=4 batch.global=64 parallel.zero=1",
+    "mesh.pp=8 batch.global=64 parallel.recompute=full",
+    "mesh.pp=4 mesh.tp=2 batch.global=32 parallel.schedule=interleaved parallel.chunks=2",
+    "mesh.pp=4 batch.global=32 parallel.schedule=interleaved parallel.chunks=4 parallel.recompute=full",
+    "mesh.pp=4 mesh.tp=2 batch.global=32 parallel.schedule=zb-h1",
+    "mesh.pp=8 batch.global=48 parallel.schedule=zb-h1 parallel.recompute=full",
+    "mesh.pp=4 batch.global=32 parallel.schedule=zb-v parallel.chunks=2",
+    "mesh.pp=4 mesh.tp=2 batch.global=32 parallel.schedule=zb-v parallel.chunks=2 parallel.recompute=selective",
+)
+
+
+def test_crests_of_the_picture() -> None:
+    """zb-h1, stage 1 of 3: F0 F1 B0 F2 B1 W0 F3 ...; graphs and factors of all chunks, which are the only one."""
+    found = crests(Schedule.ZB_H1, 1, 3, 6, 1)
+    assert {(one[0], one[3]) for one in found} == {(2, 1), (1, 2)}
+    assert all(one[:3] == (one[0],) * 3 and one[3:] == (one[3],) * 3 for one in found)
+
+
+def test_crests_of_1f1b_are_the_stages_behind_it() -> None:
+    for stage in range(4):
+        assert crests(Schedule.ONE_F_ONE_B, stage, 4, 12, 1) == ((4 - stage,) * 3 + (0, 0, 0),)
+    assert crests(Schedule.ONE_F_ONE_B, 0, 4, 2, 1) == ((2, 2, 2, 0, 0, 0),)
+
+
+def test_more_micro_batches_than_fill_a_pipeline_have_no_other_crests() -> None:
+    for schedule, chunks in ((Schedule.ONE_F_ONE_B, 1), (Schedule.INTERLEAVED, 3), (Schedule.ZB_H1, 1)):
+        for stage in range(4):
+            assert set(crests(schedule, stage, 4, 12, chunks)) == set(crests(schedule, stage, 4, 24, chunks))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_closed_form_is_near_the_fold(layout: str) -> None:
+    price = ask(*MODEL, *layout.split())
+    assert price.is_folded
+    closed = float(price.estimates.memory.peak[0])
+    assert closed == pytest.approx(price.memory["peak"], rel=0.07)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_filled_pipeline_has_the_peak_of_the_whole_step(layout: str) -> None:
+    """What `trained_peak` folds, with the fewest micro-batches, and on a few stages only."""
+    words = [word for word in layout.split() if not word.startswith("batch.global")]
+    price = ask(*MODEL, *words, "batch.global=128")
+    assert steady(price.plan).accumulation < price.plan.accumulation
+    assert price.trained_peak == price.memory["peak"]
+
+
+def test_a_layout_that_does_not_run_has_no_peak_of_its_own() -> None:
+    assert ask(*MODEL, "mesh.cp=2", "batch.global=8").trained_peak is None
+    assert ask("model.preset=bloom-176b", "batch.global=8", "mesh.tp=8").trained_peak is None
+    assert ask(*MODEL, "mesh.tp=2", "batch.global=8", "precision.compute=float8").trained_peak is None
+
+
+def test_other_trainers_memory_is_told_beside_the_programs_own() -> None:
+    """70B, tensor 4, ZeRO-3 within 16, selective: 83 GB by usual kernels, 118 GB by the program of `train`."""
+    words = ("model.preset=llama3-70b", "data.sequence_length=8192", "batch.global=2048", "precision.compute=bfloat16",
+             "mesh.dp=1024", "mesh.tp=4", "parallel.zero=3", "parallel.zero_shard_within=16",
+             "parallel.recompute=selective", "batch.micro=2")  # fmt: skip
+    usual = ask(*words)
+    assert usual.fits
+    assert not usual.fits_trained
+    assert "as `meshwright train` runs it" in str(usual)
+    literal = Price(
+        usual.plan, replace(usual.cluster, software=replace(usual.cluster.software, following=Following.LITERAL))
+    )
+    assert usual.trained_peak == literal.memory["peak"] > 110e9
