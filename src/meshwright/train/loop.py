@@ -36,6 +36,7 @@ from meshwright.report.run_page import run_page
 from meshwright.train import story
 from meshwright.train.account import Account, LedgerError, ledger_json, peak_bytes, take_account
 from meshwright.train.checks import check_batches, check_same_run
+from meshwright.train.claim import claimed
 from meshwright.train.device_peak import peak_here
 from meshwright.train.evaluate import evaluate
 from meshwright.train.feed import Feed, rank_feed
@@ -74,6 +75,7 @@ def train_joined(status: RankStatus, job: Job) -> Outcome:
     with ExitStack() as stack:
         side = Side()
         stack.callback(side.close)
+        refused_together(side, lambda: stack.enter_context(claimed(job)) if leads else None)
         finished = refused_together(side, lambda: leads and is_finished(job))
         if gather_integers(mesh, [int(finished)])[0][0]:  # rank 0 looked, all know
             return Outcome(steps=job.steps, already=True)

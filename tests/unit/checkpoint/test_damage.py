@@ -254,10 +254,10 @@ def test_links_and_folders_are_not_followed(folder: Path, tmp_path: Path) -> Non
 
 
 def test_a_pipe_keeps_nobody_waiting(folder: Path) -> None:
-    for name, told in (("data-00000.safetensors", "no regular file"), ("manifest.json", "is missing")):
+    for name in ("data-00000.safetensors", "manifest.json"):
         (folder / name).unlink()
         os.mkfifo(folder / name)
-        assert told in str(damage_of(folder))
+        assert f"{name}: is no regular file" in str(damage_of(folder))
 
 
 class _Trap:

@@ -55,11 +55,15 @@ def _run(arguments: argparse.Namespace) -> int:
 def _start(job: Job) -> int:
     """Start the ranks on this machine. What is wrong with the request is found before."""
     from meshwright.launch.local import exit_code, run_ranks
+    from meshwright.train.claim import claimed
     from meshwright.train.machine import check_devices, check_ranks
 
     ranks = job.plan.degrees.ranks
     check_ranks(ranks)
     ending = Ending(job)
+    if job.folder.exists():
+        with claimed(job):
+            pass  # told before ranks start; rank 0 has it while it trains
     if _is_finished(job):
         ending.already()
         return 0
