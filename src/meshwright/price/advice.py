@@ -80,6 +80,8 @@ def _runs(plan: Plan, axis: Axis) -> tuple[str, str]:
     """What an axis does per layer and micro-batch, and per step."""
     m, zero = plan.accumulation, plan.sharding.stage
     match axis:
+        case Axis.TP if plan.execution.asynchronous_tensor:
+            return "2 gathers and 2 scatters each way, in chunks under the products", f"{m} micro-batches of them"
         case Axis.TP if plan.execution.sequence:
             return "2 gathers and 2 scatters forward, the same backward and a gather more", f"{m} micro-batches of them"
         case Axis.TP:
