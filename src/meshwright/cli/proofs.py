@@ -18,6 +18,7 @@ from meshwright.plan.plan import Plan
 __all__ = ["Proof", "dry", "labels"]
 
 _TOLERANCE = 0.05
+_LABELS = ("labels (sequences, tokens), -100 where a token is not trained",)
 _STATES = (Category.PARAMETERS, Category.OPTIMIZER, Category.MASTER)
 
 
@@ -73,8 +74,12 @@ def labels(plan: Plan, file: str) -> Proof:
 
     try:
         given = np.load(Path(file))
-    except (OSError, ValueError) as error:
-        raise RequestError(f"--labels {file}", f"is no .npy file that can be read ({error})") from None
+    except OSError as error:
+        raise RequestError(f"--labels {file}", f"cannot be read: {error.strerror}", _LABELS) from None
+    except (ValueError, EOFError, MemoryError):  # numpy's own words recommend to unpickle it
+        given = None
+    if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu":
+        raise RequestError(f"--labels {file}", "is no .npy file of whole numbers", _LABELS)
     from meshwright.verify.normalisation import check_normalisation
 
     found = check_normalisation(plan, given.astype(np.int64))

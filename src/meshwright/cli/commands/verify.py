@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     request.run_file_arguments(parser)
     parser.add_argument("--ranks", type=request.positive, metavar="N", help='ranks of the run; for mesh.dp = "fill"')
     parser.add_argument("--dry-run", action="store_true", help="one rank's real program with fake tensors, no ranks")
-    parser.add_argument("--rank", type=request.natural, default=0, metavar="R", help="of --dry-run (default 0)")
+    parser.add_argument("--rank", type=request.natural, metavar="R", help="of --dry-run (default 0)")
     parser.add_argument("--labels", metavar="FILE.npy", help="check the loss on these labels of a global batch")
 
 
@@ -43,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Climb the ladder; print a table, or the object of ``--json``. 0 where every rung is equal, else 1."""
     place = place_of_launcher()
     with told_once(place):
+        _check_together(arguments)
         if place is not None:
             return _take_place(arguments, place)
     run_config, plan = request.planned(arguments)
@@ -50,7 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
         from meshwright.cli import proofs
 
         device = run_config.train.device
-        proof = proofs.dry(plan, arguments.rank, device) if arguments.dry_run else proofs.labels(plan, arguments.labels)
+        proof = (
+            proofs.dry(plan, arguments.rank or 0, device)
+            if arguments.dry_run
+            else proofs.labels(plan, arguments.labels)
+        )
         print_json(proof.json) if arguments.json else print_styled("\n".join(proof.lines), _STYLES, sys.stdout)
         return 0 if proof.ok else 1
     from meshwright.launch.local import exit_code
@@ -59,6 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
     reports: list[Report] = []
     code = exit_code(lambda: reports.append(verify(plan, device=run_config.train.device.value, say=_say)))
     return code or _show(reports[0], arguments.json)
+
+
+def _check_together(arguments: argparse.Namespace) -> None:
+    """Raise RequestError for options of which one would be passed over."""
+    if arguments.dry_run and arguments.labels:
+        raise RequestError("--dry-run with --labels", "are two proofs, each by itself", ("--dry-run", "--labels"))
+    if arguments.rank is not None and not arguments.dry_run:
+        raise RequestError(
+            f"--rank {arguments.rank}", "is of a dry run; the ladder climbs with all ranks", ("--dry-run",)
+        )
 
 
 def _take_place(arguments: argparse.Namespace, place: Place) -> int:
