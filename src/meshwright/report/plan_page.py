@@ -1,7 +1,8 @@
 """A ranking as one page: data and pictures in, a single file out that needs nothing else and no network.
 
-page/page.html   the frame          page/page.css   its looks, light, dark, printed
-page/page.js     table, filters, plots, and the what-if arithmetic, from the data embedded in the page
+page/page.html   the frame
+page/style       its looks, light, dark, printed
+page/script      table, filters, plots, and the what-if arithmetic, from the data embedded in the page
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from meshwright.layout.axes import Axis, Degrees
 from meshwright.plan.canonical import canonical
 from meshwright.plan.folds.timeline import planned_timeline
 from meshwright.plan.plan import Plan
+from meshwright.plan.schedules import Work
 from meshwright.price.advice import Advice, collisions, short, topology
 from meshwright.price.failures import checkpoint_bytes
 from meshwright.price.layouts import of_plan
@@ -27,20 +29,27 @@ from meshwright.price.price import Price
 from meshwright.price.search import Row
 from meshwright.price.simulate import Clock
 from meshwright.price.weights import weights
-from meshwright.report.schedule import draw_svg
+from meshwright.report.schedule import colours_told, draw_svg
+from meshwright.report.style import style
 
 __all__ = ["page_data", "plan_page", "timeline"]
 
 _DRAWN = 30_000  # actions of units that a timeline is worth
 _NODES = 8  # nodes that the map shows
+_SPLIT = (Schedule.ZB_H1, Schedule.ZB_V)
+_SCRIPTS = ("words", "state", "whatif", "table", "chosen", "pareto", "mesh", "lists", "main")
+"""In this order, as one script: each uses what those before it define."""
 
 
 def plan_page(advice: Advice) -> str:
     """The page of a ranking, as HTML."""
     data = json.dumps(page_data(advice), allow_nan=False).replace("<", "\\u003c")
     title = f"{advice.ranking.run.model.preset or advice.ranking.run.name} on {advice.ranking.gpus} devices"
-    parts = {"TITLE": escape(title), "CSS": _part("page.css"), "TIMELINE": timeline(advice.price.plan, advice.price),
-             "JS": _part("page.js"), "DATA": data}  # fmt: skip
+    plan = advice.price.plan
+    works = [work for work in Work if work is not Work.WEIGHT or plan.pipeline.schedule in _SPLIT]
+    key = colours_told(works) if plan.degrees.pp > 1 else ""
+    parts = {"TITLE": escape(title), "CSS": style(), "TIMELINE": timeline(plan, advice.price), "KEY": key,
+             "JS": _script(), "DATA": data}  # fmt: skip
     return re.sub(r"@@(\w+)@@", lambda match: parts[match[1]], _part("page.html"))
 
 
@@ -78,6 +87,7 @@ def _row(row: Row, front: bool) -> dict[str, Any]:
         "zero": price.plan.sharding.stage, "micro": price.plan.batch.micro, "schedule": _schedule(price.plan),
         "recompute": price.plan.execution.recompute.value, "seconds": price.step_seconds, "mfu": price.mfu,
         "peak": price.memory["peak"], "reserved": price.memory["reserved"], "dollars": price.dollars_per_step,
+        "trained": None if price.is_folded else price.trained_peak,
         "parts": dict(price.parts), "front": front, "stages": _stages(price),
         "lanes": [lane.to_json() for lane in topology(price)],
     }  # fmt: skip
@@ -138,6 +148,11 @@ def timeline(plan: Plan, price: Price) -> str:
     told = f"{micros} of {plan.accumulation} micro-batches" if micros < plan.accumulation else f"{micros} micro-batches"
     svg = re.sub(r"<style>.*?</style>", "", draw_svg({told: drawn}), count=1)
     return svg.replace("<svg ", '<svg class="timeline" role="img" aria-label="pipeline timeline" ', 1)
+
+
+def _script() -> str:
+    body = "\n".join(_part(f"script/{name}.js") for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{body}}})();\n'
 
 
 def _part(name: str) -> str:

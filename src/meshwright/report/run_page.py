@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from meshwright.price.times import PARTS
+from meshwright.report.style import style
 
 __all__ = ["run_page"]
 
@@ -24,13 +24,12 @@ def run_page(folder: Path) -> str:
     """The page of a run folder, as HTML: its metrics.jsonl, ledger.json and run.toml, whichever are there."""
     lines = [json.loads(line) for line in _read(folder / "metrics.jsonl").splitlines()]
     ledger = json.loads(_read(folder / "ledger.json") or "{}")
-    css = files("meshwright.report").joinpath("page", "page.css").read_text()
     body = [*_curves(lines), *_time(ledger), *_traffic(ledger), *_memory(ledger), "<h2>Run file</h2>",
             f"<pre>{escape(_read(folder / 'run.toml'))}</pre>"]  # fmt: skip
     head = (
         f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(folder.name)}</title>'
     )
-    return f"<!doctype html><html lang=en><head>{head}<style>{css}</style></head><body><main>" + (
+    return f"<!doctype html><html lang=en><head>{head}<style>{style()}</style></head><body><main>" + (
         f"<h1>{escape(folder.name)}</h1>{''.join(body)}</main></body></html>\n"
     )
 

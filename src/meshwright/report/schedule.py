@@ -7,13 +7,13 @@ measured   stage 0  ...
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 
 from meshwright.plan.folds.timeline import Bar, Timeline
 from meshwright.plan.schedules import Work
 
-__all__ = ["draw_svg"]
+__all__ = ["colours_told", "draw_svg"]
 
 _WIDTH, _LEFT, _ROW, _GAP, _TITLE = 1000.0, 70.0, 26.0, 3.0, 24.0  # pixels
 _HUES = {Work.FORWARD: 212, Work.BACKWARD: 28, Work.WEIGHT: 140}
@@ -38,6 +38,14 @@ def draw_svg(timelines: Mapping[str, Timeline]) -> str:
     style = "text{font:12px sans-serif;fill:#333}.title{font-weight:bold}rect{stroke:#fff;stroke-width:.5}"
     size = f'viewBox="0 0 {_WIDTH:.0f} {top:.0f}" width="{_WIDTH:.0f}" height="{top:.0f}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{"".join(parts)}</svg>'
+
+
+def colours_told(works: Iterable[Work]) -> str:
+    """What the colours mean, as HTML."""
+    items = "".join(
+        f'<span><i style="background:hsl({_HUES[work]},60%,50%)"></i>{_NAMES[work]}</span>' for work in works
+    )
+    return f'<p class="legend">{items}<span>numbers: micro-batches; lighter: later chunks</span></p>'
 
 
 def _bar(bar: Bar, top: float, scale: float) -> str:

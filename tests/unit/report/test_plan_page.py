@@ -70,6 +70,8 @@ out.width = document.documentElement.scrollWidth; out.inner = window.innerWidth;
 out.front = document.querySelectorAll('#pareto path.front').length;
 out.cells = document.querySelectorAll('#map .cells button').length;
 out.timeline = document.querySelectorAll('svg.timeline rect').length;
+out.first = [...document.querySelector('#table tbody tr').cells].slice(1, 3).map(cell => cell.textContent);
+out.label = document.querySelector('#pareto text').getBoundingClientRect().height;
 out.before = document.getElementById('answer').textContent;
 const slow = document.getElementById('s-device'); slow.value = -1; slow.dispatchEvent(new Event('input'));
 out.after = document.getElementById('answer').textContent;
@@ -112,6 +114,9 @@ def test_it_works_in_a_browser(page: str, advice: Advice, tmp_path: Path, width:
     assert out["inner"] == width
     assert out["width"] <= width  # nothing makes the page scroll sideways
     assert out["rows"] == len(data["rows"])
+    price = advice.ranking.best.price
+    assert out["first"] == [f"{price.step_seconds:.3f} s", f"{price.memory['peak'] / 1e9:.1f} GB"]
+    assert out["label"] > 10  # words of the plot keep their size however narrow it is
     assert out["bar_labels"] == 2
     assert out["bars"] > 4
     assert out["front"] == len(advice.ranking.pareto)
