@@ -43,15 +43,21 @@ class Order:
         if self._stage < 2:
             return
         for place, unit in enumerate(self._units):
-            for slot in (slot for bucket in unit.trained for slot in bucket.slots):
-                slot.parameter.register_post_accumulate_grad_hook(self._on_gradient(place))  # type: ignore[no-untyped-call]
+            for parameter in unit.parameters:
+                parameter.register_post_accumulate_grad_hook(self._on_gradient(place))  # type: ignore[no-untyped-call]
+            if self._stage == 3 and place and unit.parameters:
+                register_multi_grad_hook(unit.parameters, self._on_computed(place))
         module.register_forward_pre_hook(lambda *_: self._begin_forward())
         module.register_forward_hook(lambda *_: self._end_forward(), always_call=True)
         for place, each in enumerate(modules, 1):
             each.register_forward_pre_hook(
                 lambda _m, args, kwargs, place=place: self._come(place, (args, kwargs)), with_kwargs=True
             )
-            each.register_forward_hook(lambda _m, _i, out, place=place: self._leave(place, out), always_call=True)
+            each.register_forward_hook(
+                lambda _m, args, kwargs, out, place=place: self._leave(place, (args, kwargs), out),
+                with_kwargs=True,
+                always_call=True,
+            )
 
     def begin_backward(self) -> None:
         if self._stage == 3 and not self._forwards:  # this rank had nothing to compute; the others need its pieces
@@ -59,7 +65,7 @@ class Order:
             self._end_forward()
         self._running, self._backward_at, self._summed = True, len(self._units), len(self._units)
         for unit in self._units:
-            unit.missing = unit.num_trained
+            unit.missing, unit.computed = unit.num_trained, False
         self._units[0].gather(Phase.BACKWARD)
 
     def end_backward(self) -> None:
@@ -91,7 +97,7 @@ class Order:
     def _come(self, place: int, inputs: Any) -> Any:
         self._enter(place)
         unit = self._units[place]
-        return inputs if unit.all_trained or not torch.is_grad_enabled() else self._followed(unit, inputs)
+        return inputs if unit.all_trained or not torch.is_grad_enabled() else self._followed(place, inputs)
 
     def _enter(self, place: int) -> None:
         """Take part in every gather up to `place`; only that unit, the next and the root stay whole."""
@@ -108,12 +114,14 @@ class Order:
                 self._units[at].release()
         self._units[place].gather(Phase.FORWARD)
 
-    def _leave(self, place: int, outputs: Any) -> None:
+    def _leave(self, place: int, inputs: Any, outputs: Any) -> None:
+        """What only passes through a unit belongs to the one that made it: its gradient comes long after."""
         if not self._running:
             self._units[place].release()
         if torch.is_grad_enabled():
+            entered = {id(leaf) for leaf in tree_leaves(inputs)}
             for leaf in tree_leaves(outputs):
-                if _differentiable(leaf):
+                if _differentiable(leaf) and id(leaf) not in entered:
                     leaf.register_hook(lambda _, place=place: self._reach(place))
 
     def _end_forward(self) -> None:
@@ -125,19 +133,20 @@ class Order:
         if not torch.is_grad_enabled():
             self._units[0].release()
 
-    def _followed(self, unit: Unit, inputs: Any) -> Any:
+    def _followed(self, place: int, inputs: Any) -> Any:
         """What enters a unit of frozen weights, which are needed until all of it has a gradient.
 
         Views are followed in place of the tensors, whose gradients may be made of other units' as well, and whose
         hooks would come after the one that calls for the unit before.
         """
+        unit = self._units[place]
         views = tree_map(lambda leaf: leaf.view_as(leaf) if _differentiable(leaf) else leaf, inputs)
         entered = [leaf for leaf in tree_leaves(views) if _differentiable(leaf)]
         unit.passed_on = not entered
 
         def passed_on(_: Sequence[Tensor | None]) -> None:
             unit.passed_on = True
-            self._let_go(unit)
+            self._let_go(place)
 
         if entered:
             register_multi_grad_hook(entered, passed_on)
@@ -152,6 +161,7 @@ class Order:
             at = self._backward_at
             if self._passes_once:
                 self._sum_down_to(at + 1)
+                self._let_go(at + 1)
             self._units[at].gather(Phase.BACKWARD)
             if at > 1:
                 self._units[at - 1].begin_gather(Phase.BACKWARD)
@@ -175,15 +185,26 @@ class Order:
             if not self._running or unit.missing:
                 return
             if self._stage == 3:
-                self._let_go(unit)
+                self._let_go(place)
             else:
                 while self._summed and self._units[self._summed - 1].missing == 0:
                     self._sum_down_to(self._summed - 1)
 
         return arrived
 
-    def _let_go(self, unit: Unit) -> None:
-        if unit is not self._units[0] and self._running and self._passes_once and unit.passed_on and not unit.missing:
+    def _on_computed(self, place: int) -> Callable[[Sequence[Tensor | None]], None]:
+        def computed(_: Sequence[Tensor | None]) -> None:
+            self._units[place].computed = True
+            self._let_go(place)
+
+        return computed
+
+    def _let_go(self, place: int) -> None:
+        """Release a unit, the root apart, once nothing that is left of its backward reads a parameter."""
+        if not self._running or not self._passes_once or not 0 < place < len(self._units):
+            return
+        unit = self._units[place]
+        if unit.passed_on and (not unit.missing or (unit.computed and self._backward_at < place)):
             unit.release()
 
     # ------------------------------------------------------------------ sums

@@ -24,7 +24,9 @@ class Unit:
 
     `missing` trained parameters have no gradient yet in this backward; `passed_on`: what entered the unit has its
     gradient. Once both are done, no operation of the unit's backward is left that could read a parameter: each leads
-    to a trained parameter or to what entered.
+    to a trained parameter or to what entered. Where some parameters are not used, `missing` stays above 0; then
+    `computed` tells that those in the graph have their gradients. A checkpoint inside of the unit has a graph of its
+    own, so that counts only once backward has come to the unit before.
     """
 
     def __init__(self, buckets: list[FlatBucket]) -> None:
@@ -33,10 +35,16 @@ class Unit:
         self.missing = self.num_trained = sum(len(bucket.slots) for bucket in self.trained)
         self.all_trained = len(self.trained) == len(buckets)
         self.passed_on = True
+        self.computed = False
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Those that are trained."""
+        return [slot.parameter for bucket in self.trained for slot in bucket.slots]
 
     @property
     def has_gradients(self) -> bool:
-        return any(slot.parameter.grad is not None for bucket in self.trained for slot in bucket.slots)
+        return any(parameter.grad is not None for parameter in self.parameters)
 
     def begin_gather(self, phase: Phase) -> None:
         for bucket in self.buckets:
