@@ -27,7 +27,10 @@ class NonfiniteError(ArithmeticError):
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """The first tensor in order of execution on each rank whose own gradient is not finite: rank -> its name."""
+    """The first tensor that backward met on each rank whose own gradient is not finite: rank -> its name.
+
+    What it met first of all stands first: from there it went on, over the borders of stages to other ranks as well.
+    """
 
     tensors: dict[int, str]
 
@@ -51,14 +54,14 @@ def blame(engine: Engine, batch: Batch, learning_rate: float) -> Blame:
         engine.step(batch, learning_rate)
     finally:
         engine.observe(None)
-    found = gather_text(engine.mesh, look.found)
-    return Blame({rank: name for rank, name in enumerate(found) if name})
+    found = {rank: name for rank, name in enumerate(gather_text(engine.mesh, look.found)) if name}
+    return Blame(dict(sorted(found.items(), key=lambda item: (-look.order[item[1]], item[0]))))
 
 
 class _Look:
     def __init__(self, engine: Engine) -> None:
         self._stores = engine.stores
-        self._order = {tensor.name: place for place, tensor in enumerate(tensors(engine.plan.arch))}
+        self.order = {tensor.name: place for place, tensor in enumerate(tensors(engine.plan.arch))}
         self._summed: set[int] = set()
         self.found = ""
 
@@ -78,7 +81,7 @@ class _Look:
     def _look_at(self, store: Store) -> None:
         gradient = store.seal()
         # A backward pass meets the tensor that is used last first.
-        backwards = sorted(store.bucket.segments, key=lambda segment: self._order[segment.name], reverse=True)
+        backwards = sorted(store.bucket.segments, key=lambda segment: self.order[segment.name], reverse=True)
         for segment in backwards:
             if not self.found and not bool(torch.isfinite(gradient[segment.offset : segment.stop]).all()):
                 self.found = segment.name

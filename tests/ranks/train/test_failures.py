@@ -25,7 +25,7 @@ from meshwright.model.decoder import Head
 from meshwright.optim import update
 from meshwright.parallel.engine import Engine
 from meshwright.testing.models import m0_bytes, overrides
-from meshwright.testing.ranks import run
+from meshwright.testing.ranks import run, run_cases
 from meshwright.train.feed import Feed
 from meshwright.train.job import Job
 from meshwright.train.loop import train, train_joined
@@ -62,19 +62,25 @@ def spoilt(rank: int, job: Job) -> tuple[str, list[float]]:
     return told, weights
 
 
+MESHES: dict[str, dict[str, Any]] = {"replicas": {"dp": 2}, "stages": {"dp": 1, "pp": 2}}
+
+
 def test_stop_names_rank_step_and_tensor_and_touches_no_weight(tmp_path: Path) -> None:
-    """A NaN of one rank used to spread to all weights, and the run ended as a success."""
-    job = tiny_job(tmp_path, 2, precision={"compute": "float32"})
-    told = run(spoilt, 2, job)
-    culprit, other = told[1][0], told[0][0]
-    assert "the gradient of head.weight is the first that is not finite, on rank 1" in culprit
-    assert "before step 2" in culprit
-    assert other == f"stopped because of rank 1: {culprit}"
-    for _, weights in told:
-        assert weights[2:] == [weights[1]] * 2  # the refused step, and the second look at it
-    assert weights == told[0][1]
-    assert [line["loss"] for line in steps(job)][2] is None
-    assert len(steps(job)) == 3
+    """B22: a NaN of one rank used to spread to all weights, and the run ended as a success. Of two stages the last one
+    is to blame, though the other's gradients come from it and are no better."""
+    jobs = [tiny_job(tmp_path, 2, name, mesh=mesh, precision={"compute": "float32"}) for name, mesh in MESHES.items()]
+    here, there = run_cases(spoilt, 2, jobs)
+    for job, told in zip(jobs, zip(here, there, strict=True), strict=True):
+        culprit, other = told[1][0], told[0][0]
+        assert "the gradient of head.weight is the first that is not finite, on rank 1" in culprit
+        assert ("(and on rank 0)" in culprit) is (job.plan.degrees.pp == 2)
+        assert "before step 2" in culprit
+        assert other == f"stopped because of rank 1: {culprit}"
+        for _, weights in told:
+            assert weights[2:] == [weights[1]] * 2  # the refused step, and the second look at it
+        assert [line["loss"] for line in steps(job)][2] is None
+        assert len(steps(job)) == 3
+    assert here[0][1] == there[0][1]
 
 
 def test_skip_goes_on_with_equal_weights(tmp_path: Path) -> None:
