@@ -81,7 +81,8 @@ def _runs(plan: Plan, axis: Axis) -> tuple[str, str]:
     m, zero = plan.accumulation, plan.sharding.stage
     match axis:
         case Axis.TP if plan.execution.asynchronous_tensor:
-            return "2 gathers and 2 scatters each way, in chunks under the products", f"{m} micro-batches of them"
+            told = "2 gathers and 2 scatters forward, the same backward and a gather more, in chunks under the products"
+            return told, f"{m} micro-batches of them"
         case Axis.TP if plan.execution.sequence:
             return "2 gathers and 2 scatters forward, the same backward and a gather more", f"{m} micro-batches of them"
         case Axis.TP:
@@ -210,7 +211,8 @@ class Advice:
     def _cost(self, keys: Mapping[str, Any]) -> str:
         """What a run with these keys costs beside the winner."""
         try:
-            plan = planned(with_keys(self.ranking.run, keys), self.price.plan.arch, self.ranking.gpus)
+            run = with_keys(self.ranking.run, keys)
+            plan = planned(run, self.price.plan.arch, self.ranking.gpus, self.price.cluster)
         except RequestError as error:
             return f"refused: {error.rule}"
         price = Price(plan, self.price.cluster)
