@@ -7,19 +7,9 @@ from types import MappingProxyType
 
 import torch
 
-__all__ = ["CODES", "NAMES", "code_of", "name_of"]
+from meshwright.checkpoint.errors import CheckpointError
 
-NAMES: Mapping[str, torch.dtype] = MappingProxyType(
-    {
-        "float64": torch.float64,
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-        "int64": torch.int64,
-        "int32": torch.int32,
-    }
-)
-"""In manifests."""
+__all__ = ["CODES", "NAMES", "code_of", "name_of"]
 
 CODES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -41,8 +31,16 @@ CODES: Mapping[str, torch.dtype] = MappingProxyType(
 
 
 def name_of(dtype: torch.dtype) -> str:
-    return next(name for name, known in NAMES.items() if known is dtype)
+    """In manifests: as torch calls it."""
+    return str(dtype).removeprefix("torch.")
+
+
+NAMES: Mapping[str, torch.dtype] = MappingProxyType({name_of(dtype): dtype for dtype in CODES.values()})
 
 
 def code_of(dtype: torch.dtype) -> str:
-    return next(code for code, known in CODES.items() if known is dtype)
+    """Raises CheckpointError for a type that the files have no word for."""
+    for code, known in CODES.items():
+        if known is dtype:
+            return code
+    raise CheckpointError(f"a tensor of {name_of(dtype)} cannot be saved; what works: {', '.join(NAMES)}")

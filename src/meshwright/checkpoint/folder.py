@@ -30,6 +30,7 @@ __all__ = [
     "LATEST",
     "Draft",
     "Folder",
+    "data_name",
     "disk_full",
     "find_checkpoint",
     "load_manifest",
@@ -47,6 +48,11 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def data_name(rank: int, infix: str = "") -> str:
+    """The file of what `rank` owns."""
+    return f"data{infix}-{rank:05d}.safetensors"
+
+
 class Draft:
     """A checkpoint that is being written: files go to `path(name)`, and nobody sees them before `Folder.publish`."""
 
@@ -58,7 +64,7 @@ class Draft:
 
     def data_name(self, rank: int) -> str:
         """The name of a rank's data file."""
-        return f"data{self._infix}-{rank:05d}.safetensors"
+        return data_name(rank, self._infix)
 
     def path(self, name: str) -> str:
         return f"{self.folder}/{name}"

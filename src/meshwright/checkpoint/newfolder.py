@@ -24,9 +24,6 @@ class NewFolder:
         self.storage, self._final = storage, final
         self.folder = f"{final}.tmp-{token}" if storage.renames else final
 
-    def data_name(self, rank: int) -> str:
-        return f"data-{rank:05d}.safetensors"
-
     def path(self, name: str) -> str:
         return f"{self.folder}/{name}" if self.folder else name
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from meshwright.checkpoint.beside import beside_of, write_beside
 from meshwright.checkpoint.errors import CheckpointError
 from meshwright.checkpoint.fingerprint import Fingerprints, check_fingerprint
-from meshwright.checkpoint.folder import load_manifest
+from meshwright.checkpoint.folder import data_name, load_manifest
 from meshwright.checkpoint.gathered import part_of_rank, whole_manifest
 from meshwright.checkpoint.manifest import BLOCK_BYTES, MANIFEST, Manifest
 from meshwright.checkpoint.newfolder import new_folder
@@ -82,7 +82,7 @@ def write_checkpoint(
                 continue
             file = plan_file(kept)
             prints = Fingerprints()
-            name = draft.data_name(rank)
+            name = data_name(rank)
             writing = draft.storage.create(draft.path(name))
             try:
                 entry = write_file(writing, file, _values(source, file, prints), name, block_bytes)

@@ -134,8 +134,9 @@ class Saver:
     # ------------------------------------------------------------------ inside
 
     def _copied(self, values: list[Tensor]) -> list[Tensor]:
-        """Copies in host memory, kept from save to save: page-locked where they come from a device."""
-        if not self._buffers:
+        """Copies in host memory, kept from save to save: page-locked where they come from a device. A module's
+        optimizer makes its states in its first step, which may come after the first save."""
+        if [(b.shape, b.dtype) for b in self._buffers] != [(v.shape, v.dtype) for v in values]:
             self._buffers = [torch.empty(v.shape, dtype=v.dtype, pin_memory=v.is_cuda) for v in values]
         for buffer, value in zip(self._buffers, values, strict=True):
             buffer.copy_(value, non_blocking=True)

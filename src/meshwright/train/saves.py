@@ -39,24 +39,23 @@ class Saves:
         """After `done` completed steps: save where it is time, on every rank alike."""
         while self._lines:
             self._told(self._lines.pop(0))
-        if stopping or done == self._steps:
-            self._last(Progress(done, samples))
-        elif self._every and done % self._every == 0:
-            try:
-                self._saver.save(Progress(done, samples))
-            except SaveError as error:
-                self._told(f"warning: {error}; training goes on, earlier checkpoints are as they were")
-
-    def _last(self, progress: Progress) -> None:
-        """The save that must succeed: a failure of the one before is told, its own ends the run."""
-        try:
+        last = stopping or done == self._steps
+        if not last and not (self._every and done % self._every == 0):
+            return
+        self._try(self._saver.wait)  # the one before may have failed: that is told, and costs this one nothing
+        if last:
+            self._saver.save(Progress(done, samples))
             self._saver.wait()
-        except SaveError as error:
-            self._told(f"warning: {error}")
-        self._saver.save(progress)
-        self._saver.wait()
+        else:
+            self._try(lambda: self._saver.save(Progress(done, samples)))
         while self._lines:
             self._told(self._lines.pop(0))
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except SaveError as error:
+            self._told(f"warning: {error}; training goes on, earlier checkpoints are as they were")
 
     def __enter__(self) -> Self:
         return self
