@@ -174,7 +174,8 @@ def keys_of(space: Space, group: Group, inside: int, outside: int, offload: int)
     keys["parallel.sequence"] = bool(one["sequence"])
     keys["parallel.schedule"] = SCHEDULES[int(one["schedule"])].value
     keys["parallel.chunks"] = int(one["chunks"])
-    keys["parallel.stages"] = list(group.stages[int(one["stages"])]) if pp > 1 else "balanced"
+    stages = list(group.stages[int(one["stages"])])
+    keys["parallel.stages"] = stages if pp > 1 and min(stages) > 0 else "balanced"
     keys["parallel.context"] = CONTEXTS[int(one["context"])].value
     keys["parallel.context_inner"] = int(one["inner_context"])
     keys["parallel.recompute"] = RECOMPUTES[int(one["recompute"])].value

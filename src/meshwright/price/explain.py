@@ -9,13 +9,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from meshwright.config.errors import RequestError
 from meshwright.price.constants import CONSTANTS
-
-if TYPE_CHECKING:
-    from meshwright.price.price import Price
+from meshwright.price.price import DENSE_RANGE, EXPERTS_RANGE, GUESS_FACTOR, MEMORY_RANGE, Price
 
 __all__ = ["FIGURES", "Figure", "explain"]
 
@@ -100,14 +97,16 @@ FIGURES: Mapping[str, Figure] = {
     "cluster": Figure("the cluster file; every rate in it carries its source", "--cluster"),
     "fits": Figure("memory.reserved <= the device's memory", "what every published run that ran satisfies"),
     "fits_surely": Figure(
-        "memory.device x 1.135 <= the device's memory; without the 13.5 % where memory is the fold of the program",
+        f"memory.device x {1 + MEMORY_RANGE:g} <= the device's memory; without the {100 * MEMORY_RANGE:g} % where "
+        "memory is the fold of the program",
         "nine of ten published figures of memory lie so near"),
     "peak_at": Figure("the action of the program, or the moment of the closed form, with most live bytes", "fold"),
     "time_from": Figure("the closed form where it is within 1 % of the simulated program, else the simulation",
                         "price/applies.py names what the forms do not hold for"),
     "uncalibrated": Figure("whether the rates of the device are guesses, good to a factor of 4",
                            "cluster.sources; `meshwright doctor --calibrate` measures this machine"),
-    "range": Figure("step x (1 ± 15 %), with experts ± 30 %, between a quarter and four times where uncalibrated; "
+    "range": Figure(f"step x (1 ± {100 * DENSE_RANGE:g} %), with experts ± {100 * EXPERTS_RANGE:g} %, between "
+                    f"1/{GUESS_FACTOR:g} and {GUESS_FACTOR:g} times where uncalibrated; "
                     "masked documents from no other keys on",
                     "nine of ten published runs"),
     "trained_peak": Figure(

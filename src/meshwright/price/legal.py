@@ -26,7 +26,7 @@ from meshwright.layout.axes import DEFAULT_ORDER, Axis
 from meshwright.plan.plan import ContextSplit
 from meshwright.plan.resolve import unit_flops
 from meshwright.plan.strategies import context, expert, tensor
-from meshwright.price.cluster import Following
+from meshwright.price.cluster import Cluster, Following
 from meshwright.price.layouts import CONTEXTS, CUT, RECOMPUTES, SCHEDULES, Array, outline
 from meshwright.price.target import Target
 
@@ -112,6 +112,8 @@ def mesh_rules(space: Space, mesh: Mesh) -> str | None:
         return f"pp x chunks must be the {len(stages)} stages of parallel.stages"
     if pp > arch.layers:
         return f"pp must be at most the {arch.layers} blocks"
+    if not any(_schedules(space, pp)):
+        return f"pp x parallel.chunks must be at most the {arch.layers} blocks, and chunks what the schedule takes"
     rule = context.length_rule(space.target.sequence, cp) or expert.degree_rule(arch, ep)
     if rule:
         return rule
@@ -198,17 +200,19 @@ def _schedules(space: Space, pp: int) -> Iterator[tuple[Schedule, int]]:
             yield Schedule.ONE_F_ONE_B, 1
         return
     layers = space.target.arch.layers
+    asked = "parallel.chunks" in space.fixed
     wanted = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, *((Schedule.ZB_H1, Schedule.ZB_V) if space.split else ()))
     for schedule in map(Schedule, space.allowed("parallel.schedule", wanted)):
         least = {Schedule.INTERLEAVED: 2, Schedule.ZB_V: 2}.get(schedule, 1)
-        most = {Schedule.INTERLEAVED: _MOST_CHUNKS}.get(schedule, least)
+        most = {Schedule.INTERLEAVED: max(_MOST_CHUNKS, space.fixed.get("parallel.chunks", 0))}.get(schedule, least)
         for chunks in range(least, most + 1):
             # Chunks that do not divide make the fullest stage longer than one chunk fewer does.
-            even = chunks == least or any((layers + extra) % (pp * chunks) == 0 for extra in (0, 1, 2))
+            even = asked or chunks == least or any((layers + extra) % (pp * chunks) == 0 for extra in (0, 1, 2))
             if given is not None:
                 legal = pp * chunks == len(given)
             else:
-                legal = pp * chunks <= layers and even
+                spare = spare_stages(space.target.cluster, pp, layers) if asked else 0
+                legal = pp * chunks <= layers + spare and even
             if legal and space.fixed.get("parallel.chunks", chunks) == chunks:
                 yield schedule, chunks
 
@@ -240,10 +244,20 @@ def _head_blocks(arch: Arch, sequence: int) -> float:
     return cost(arch.head_unit) * len(blocks) / sum(blocks)
 
 
+def spare_stages(cluster: Cluster, pp: int, layers: int) -> int:
+    """By how many virtual stages may outnumber blocks: usual trainers give the embedding and the head the place of a
+    block each, where a pipeline stage has several chunks and so a block in another of them."""
+    usual = cluster.software.following is Following.USUAL
+    return 2 if usual and 1 < pp <= layers else 0
+
+
 @lru_cache(maxsize=4096)
 def stage_counts(blocks: int, parts: int, head: float) -> tuple[int, ...]:
     """Blocks of each virtual stage, at least one: the dearest as cheap as possible, early stages (which keep the most
-    micro-batches) the emptier ones. `head`: what the last one holds besides, in blocks."""
+    micro-batches) the emptier ones. `head`: what the last one holds besides, in blocks. Of one or two stages more than
+    blocks the last, and then the first, hold nothing but their outer unit."""
+    if 0 < parts - blocks <= 2 < parts:
+        return (blocks + 2 - parts, *[1] * (parts - 2), 0)
     if parts > blocks:
         raise ValueError(f"{blocks} blocks cannot fill {parts} stages")
     whole = -(-blocks // parts)

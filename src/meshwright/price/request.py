@@ -15,6 +15,7 @@ from meshwright.plan.plan import Plan
 from meshwright.plan.resolve import resolve
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster
+from meshwright.price.legal import spare_stages, stage_counts
 
 
 def requested(
@@ -31,15 +32,15 @@ def requested(
     where = cluster_of(cluster, own)
     run = load_run(path, others)
     arch = arch_from_model(run.model)
-    return run, planned(run, arch, gpus), where
+    return run, planned(run, arch, gpus, where), where
 
 
-def planned(run: RunConfig, arch: Arch, gpus: int | None = None) -> Plan:
-    """The plan of a run; where virtual stages outnumber blocks by at most two the outer ones hold none of their own."""
-    parts = run.mesh.pp * run.parallel.chunks
-    short = parts - arch.layers
-    if isinstance(run.parallel.stages, Balanced) and run.mesh.pp > 1 and 0 < short <= 2:
-        counts = (1 if short == 1 else 0, *[1] * (parts - 2), 0)
+def planned(run: RunConfig, arch: Arch, gpus: int | None = None, cluster: Cluster | None = None) -> Plan:
+    """The plan of a run. The virtual stages of a usual trainer on `cluster` may outnumber blocks: see `legal`."""
+    pp, chunks = run.mesh.pp, run.parallel.chunks
+    spare = 0 if cluster is None else spare_stages(cluster, pp, arch.layers)
+    if isinstance(run.parallel.stages, Balanced) and arch.layers < pp * chunks <= arch.layers + spare:
+        counts = stage_counts(arch.layers, pp * chunks, 0.0)
         run = run.model_copy(update={"parallel": run.parallel.model_copy(update={"stages": counts})})
     try:
         return resolve(run, arch, gpus)

@@ -327,7 +327,7 @@ def _resolved(
         group = groups[points["group"][index]]
         place = (int(points[name][index]) for name in ("inside", "outside", "offload"))
         keys = keys_of(space, group, *place)
-        plan = planned(with_keys(run, keys), space.target.arch, space.gpus)
+        plan = planned(with_keys(run, keys), space.target.arch, space.gpus, space.target.cluster)
         price = Price(plan, space.target.cluster)
         if price.fits:
             rows.append(Row(keys, price))

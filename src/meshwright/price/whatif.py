@@ -120,7 +120,7 @@ def _kept(ranking: Ranking, run: RunConfig, gpus: int, cluster: Cluster) -> floa
         return 0.0
     keys = {name: value for name, value in old.items() if name != "batch.global"} | {"mesh.dp": gpus // fixed}
     try:
-        price = Price(planned(with_keys(run, keys), ranking.best.price.plan.arch, gpus), cluster)
+        price = Price(planned(with_keys(run, keys), ranking.best.price.plan.arch, gpus, cluster), cluster)
         return price.step_seconds if price.fits else 0.0
     except RequestError:
         return 0.0

@@ -10,7 +10,7 @@ from meshwright.price import legal
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.layouts import CONTEXTS
 from meshwright.price.request import planned
-from meshwright.price.search import space_of, with_keys
+from meshwright.price.search import search, space_of, with_keys
 
 ROUTED = ("model.preset=qwen3-30b-a3b", "model.layers=4", "data.sequence_length=96", "batch.global=24")
 DENSE = ("model.preset=llama3-8b", "model.layers=4", "model.heads=24", "model.kv_heads=6", "model.head_dim=64",
@@ -26,8 +26,6 @@ def test_search_and_rules_refuse_the_same_layouts(words: tuple[str, ...], gpus: 
     for mesh in legal.meshes(space):
         degrees = {f"mesh.{name}": size for name, size in zip(legal.AXES, mesh, strict=True)}
         rule = legal.mesh_rules(space, mesh)
-        if mesh[2] > space.target.arch.layers:
-            continue  # stages without blocks may be asked for, and are never looked at
         if rule is not None:
             refused += 1
             with pytest.raises(RequestError):
@@ -66,3 +64,24 @@ def test_rules_of_axes_that_do_not_run_yet_are_told_in_one_message() -> None:
         run = load_run(None, words)
         with pytest.raises(RequestError, match=rule):
             planned(run, space_of(run, run.mesh.cp * run.mesh.ep, cluster_of("h100-sxm"), {}).target.arch)
+
+
+@pytest.mark.parametrize("cluster", ["h100-sxm", "local"])
+@pytest.mark.parametrize(
+    ("layers", "pp", "chunks"), [(3, 4, 1), (2, 4, 1), (6, 2, 4), (7, 2, 4), (5, 2, 4), (11, 2, 4), (40, 2, 14)]
+)
+def test_stages_and_blocks_by_one_rule(cluster: str, layers: int, pp: int, chunks: int) -> None:
+    """Virtual stages of usual trainers outnumber blocks by at most two; no pipeline stage is without a block."""
+    words = (f"model.layers={layers}", f"mesh.pp={pp}", "batch.global=16", "batch.micro=1")
+    keys = {"mesh.pp": pp, "parallel.schedule": "interleaved" if chunks > 1 else "1f1b", "parallel.chunks": chunks}
+    run, where = with_keys(load_run(None, words), keys | {"mesh.dp": 1}), cluster_of(cluster)
+    space = space_of(run, pp, where, keys)
+    spare = 2 if cluster == "h100-sxm" and chunks > 1 else 0
+    legal_here = legal.mesh_rules(space, (1, 1, pp, 1, 1)) is None
+    assert legal_here == (pp * chunks <= layers + spare)
+    if legal_here:
+        assert sum(planned(run, space.target.arch, pp, where).pipeline.stages) == layers
+        assert search(run, pp, where, fixed=keys).best.price.plan.pipeline.chunks == chunks
+    else:
+        with pytest.raises(RequestError, match="one at least a stage"):
+            planned(run, space.target.arch, pp, where)
