@@ -290,7 +290,7 @@ FAULTS = [
     ),
     Fault(
         "gradients are turned on, not back", ROTATION,
-        "_turned(g, cos, sin, -1)", "_turned(g, cos, sin, 1)",
+        "_turned(of_q, of_k, cos, sin, -1)", "_turned(of_q, of_k, cos, sin, 1)",
         DP, "layers.1.attention.key.weight",
     ),
     # ------------------------------------------------------------------ what is made again, what lives elsewhere
@@ -361,8 +361,9 @@ FAULTS = [
     ),
     # ------------------------------------------------------------------ round a ring
     Fault(
-        "chunks of a ring land one place on", RING,
-        "for back in (step, step + 1))\n", "for back in (step, step + 2))\n",
+        "a rank sends its own chunk round and round", RING,
+        "operations.hop(over, whole[slice(*here)], ",
+        "operations.hop(over, whole[slice(*_bounds(over.place, over, size))], ",
         RINGS, "layers.0",
     ),
     Fault(

@@ -17,8 +17,8 @@ from meshwright.model.rows import Rows
 Core = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """Queries (B, S, H, K), keys and values (B, S, G, K), mask -> (B, S, H, K): see `attend`."""
 
-Rotation = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Heads (B, S, H, K), cosines and sines (B or 1, S, 1, K/2) -> (B, S, H, K): see `rotate`."""
+Rotation = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Queries (B, S, H, K), keys (B, S, G, K), cosines and sines (B or 1, S, 1, K/2) -> both, turned: see `rotate_both`."""
 
 
 class Attention(nn.Module):
@@ -28,7 +28,7 @@ class Attention(nn.Module):
         super().__init__()
         self.products: Products = separate_products
         self.core: Core = attend
-        self.rotation: Rotation = rotate
+        self.rotation: Rotation = rotate_both
         self.head_dim = arch.head_dim
         self.windowed = arch.window(layer) > 0
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
@@ -52,10 +52,14 @@ class Attention(nn.Module):
         k_BSGK = self.key_norm(key.view(heads_BSHK))
         v_BSGK = value.view(heads_BSHK)
         if rows.cos is not None and rows.sin is not None:
-            q_BSHK = self.rotation(q_BSHK, rows.cos, rows.sin)
-            k_BSGK = self.rotation(k_BSGK, rows.cos, rows.sin)
+            q_BSHK, k_BSGK = self.rotation(q_BSHK, k_BSGK, rows.cos, rows.sin)
         y_BSHK = self.core(q_BSHK, k_BSGK, v_BSGK, rows.window_mask if self.windowed else rows.mask)
         return y_BSHK.flatten(0, 1).flatten(1)
+
+
+def rotate_both(q_BSHK: Tensor, k_BSGK: Tensor, cos_BS1F: Tensor, sin_BS1F: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys, each turned by `model.rope.rotate`."""
+    return rotate(q_BSHK, cos_BS1F, sin_BS1F), rotate(k_BSGK, cos_BS1F, sin_BS1F)
 
 
 def attend(q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask_BSZ: Tensor | None) -> Tensor:

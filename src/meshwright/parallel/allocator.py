@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from meshwright.parallel.huge_pages import advise
 from meshwright.plan.category import Category
 
 
@@ -46,6 +47,7 @@ class Allocator:
     def empty(self, numel: int, dtype: torch.dtype, category: Category) -> Tensor:
         """(numel,) without values."""
         tensor = torch.empty(numel, dtype=dtype, device=self.device)
+        advise(tensor)
         self._count(category, tensor.untyped_storage().nbytes(), tensor)
         return tensor
 
@@ -69,6 +71,7 @@ class Allocator:
         """Give a released tensor memory again, without values."""
         storage = tensor.untyped_storage()
         storage.resize_(tensor.numel() * tensor.element_size())
+        advise(tensor)
         self._count(category, storage.nbytes(), tensor)
 
     def reset_peak(self) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from meshwright.model.attention import Attention
 from meshwright.model.decoder import Embedding, Head
@@ -121,13 +120,14 @@ class _Linears(torch.autograd.Function):
         )
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         for place, g in zip(ctx.places, gradients, strict=True):
             ctx.products.add(place, g, x)
         dx = input_gradient(gradients, weights) if ctx.needs_input_grad[0] else None
         biased = ctx.needs_input_grad[3 + len(weights) :]
+        if True not in biased:
+            return dx, None, None, *[None] * (2 * len(weights))
         sums = (g.sum(0) if needed else None for g, needed in zip(gradients, biased, strict=True))
         return dx, None, None, *[None] * len(weights), *sums
 
@@ -142,7 +142,6 @@ class _LookUp(torch.autograd.Function):
         return nn.functional.embedding(index, table)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, None, None]:
         (index,) = ctx.saved_tensors
         ctx.place.write_rows(index.flatten(), g.flatten(0, -2))
@@ -168,7 +167,6 @@ class _Loss(torch.autograd.Function):
         return (sums_N.log() - of_label_N).masked_fill_(~trained_N, 0).sum()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
         x, weight, known_N, trained_N, sums_N = ctx.saved_tensors
         gradient_NV, ctx.raised = ctx.raised, None

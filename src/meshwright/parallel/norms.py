@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 __all__ = ["apply_norms"]
+
+_layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 
 
 def apply_norms(units: Iterable[nn.Module]) -> None:
@@ -58,15 +59,17 @@ class _RMSNorm(torch.autograd.Function):
         return y.to(x.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, scale, weight_D = ctx.saved_tensors
-        needed = list(ctx.needs_input_grad[:2])
-        g_, x_, w_D = (each.to(scale.dtype) for each in (g, x, weight_D))
-        dx, dw_D, _ = torch.ops.aten.native_layer_norm_backward(
-            g_, x_, w_D.shape, torch.zeros_like(scale), scale, w_D, None, [*needed, False]
+        of_x, of_weight, _ = ctx.needs_input_grad
+        precise = x.dtype is scale.dtype is weight_D.dtype
+        g_, x_, w_D = (g, x, weight_D) if precise else (each.to(scale.dtype) for each in (g, x, weight_D))
+        dx, dw_D, _ = _layer_norm_backward(
+            g_, x_, w_D.shape, torch.zeros_like(scale), scale, w_D, None, (of_x, of_weight, False)
         )
-        if needed[0]:
+        if of_x:
             sums = torch.matmul(g_, w_D).unsqueeze_(-1)
-            dx = dx.add_(sums.mul_(scale), alpha=1 / x.shape[-1]).to(x.dtype)
-        return dx if needed[0] else None, dw_D.to(weight_D.dtype) if needed[1] else None, None
+            dx.add_(sums.mul_(scale), alpha=1 / x.shape[-1])
+        if precise:
+            return dx, dw_D, None
+        return dx.to(x.dtype) if of_x else None, dw_D.to(weight_D.dtype) if of_weight else None, None

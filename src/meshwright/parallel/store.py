@@ -140,10 +140,13 @@ class Store:
         Called within backward or with detached tensors: nothing here is recorded anyway, and once a product is often.
         """
         self._begin_gradient()
-        flat = self._flat(self._segments[name])
+        flat = self._flats.get(name)
+        if flat is None:
+            flat = self._flat(self._segments[name])
         first = name not in self._written
-        self._written.add(name)
-        if flat.dtype != g_NO.dtype:
+        if first:
+            self._written.add(name)
+        if flat.dtype is not g_NO.dtype:
             product = torch.mm(g_NO.t(), x_NI)
             flat.copy_(product) if first else flat.add_(product)
         elif first:

@@ -160,8 +160,10 @@ def sees_the_future(rank: int) -> Any:
 def unturned_keys(rank: int) -> Any:
     """Queries are rotated, keys (the fewer heads) are not."""
 
-    def rotate(original: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        return x if x.shape[2] == 2 else original(x, cos, sin)
+    def rotate(
+        original: Any, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return original(q, k, cos, sin)[0], k
 
     return _method(rotation, "direct_rotate", rotate)
 
