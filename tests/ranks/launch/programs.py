@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+import meshwright as mw
 from meshwright.launch.environment import Place, detect
 from meshwright.launch.join import join, leave
 from meshwright.launch.local import exit_code, run_here, run_ranks
@@ -109,14 +110,14 @@ def saves(place: Place, status: RankStatus, folder: str) -> str:
 
 
 def dies_once(place: Place, status: RankStatus) -> None:
-    """Rank 1 is killed in the first attempt; a later one runs to the end."""
-    join(place)
+    """Rank 1 is killed in the first attempt; a later one runs to the end. They meet as a program of one's own does."""
+    mesh = mw.Mesh(dp=place.world).start()
     for step in range(20):
         status.at(step, "forward")
         dist.all_reduce(torch.ones(4))
         if step == 10 and place.rank == 1 and place.restart_count == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-    leave()
+    mesh.close()
     print(
         f"rank {place.rank} ended attempt {place.restart_count}\n", end="", flush=True
     )  # in one write: ranks share it
