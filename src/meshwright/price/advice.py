@@ -123,6 +123,8 @@ class Advice:
             f"{short(row.keys)}: {seconds_text(price.step_seconds)} a step (within {price.spread:.0%}), "
             f"{bytes_text(memory)} of {bytes_text(room)}; {spent}"
         )
+        if price.trained_peak is not None and not price.is_folded:
+            yield f"  as `meshwright train` runs it: {bytes_text(price.trained_peak)} at most"
         yield from (f"  {line}" for line in self.changes())
 
     def changes(self) -> Iterator[str]:
@@ -218,6 +220,8 @@ class Advice:
         price = Price(plan, self.price.cluster)
         if not price.fits:
             return f"does not fit ({bytes_text(price.memory['reserved'])})"
+        if not price.fits_trained:
+            return f"does not fit as `meshwright train` runs it ({bytes_text(price.trained_peak or 0)})"
         return f"{self._versus(price.step_seconds)}, {bytes_text(price.memory['reserved'])}"
 
     def _versus(self, seconds: float) -> str:

@@ -41,7 +41,7 @@ from meshwright.price.memory import memories
 from meshwright.price.price import Price
 from meshwright.price.request import planned
 from meshwright.price.target import Target
-from meshwright.price.text import counted
+from meshwright.price.text import bytes_text, counted
 from meshwright.price.times import times
 from meshwright.price.weights import weights
 
@@ -348,7 +348,7 @@ def _overfull(
     for mesh, (count, least) in overfull.items():
         if count:
             works = ("other options of this mesh fit",) if mesh in fitting else legal.nearest(mesh, near)
-            rule = f"must fit in {room / 1e9:.0f} GB; the least of this mesh is {least / 1e9:.1f} GB"
+            rule = f"must fit in {bytes_text(room)}; the least of this mesh is {bytes_text(least)}"
             rows.append(Refusal(mesh, rule, count, works))
     return rows
 
@@ -377,7 +377,7 @@ def _nothing_fits(space: Space, groups: list[Group]) -> RequestError:
     room = space.target.cluster.device.memory_bytes
     return RequestError(
         f"{space.gpus} x {space.target.cluster.device.name}",
-        f"no legal layout fits in {room / 1e9:.0f} GB: the least needs {least / 1e9:.1f} GB",
+        f"no legal layout fits in {bytes_text(room)}: the least needs {bytes_text(least)}",
         (f"--gpus {2 * space.gpus}", "a smaller batch.micro, data.sequence_length or model"),
     )
 

@@ -121,7 +121,7 @@ def _kept(ranking: Ranking, run: RunConfig, gpus: int, cluster: Cluster) -> floa
     keys = {name: value for name, value in old.items() if name != "batch.global"} | {"mesh.dp": gpus // fixed}
     try:
         price = Price(planned(with_keys(run, keys), ranking.best.price.plan.arch, gpus, cluster), cluster)
-        return price.step_seconds if price.fits else 0.0
+        return price.step_seconds if price.fits and price.fits_trained else 0.0
     except RequestError:
         return 0.0
 

@@ -97,6 +97,8 @@ def test_planning_imports_no_torch() -> None:
         (["plan", *SMALL, "--checkpoint-seconds", "4"], "--mtbf-hours"),
         (["plan", *SMALL, "--restart-seconds", "4"], "--mtbf-hours"),
         (["estimate", "mesh.dp=2", "--why", ""], "no figure"),
+        (["plan", *SMALL, "--lose-rank", "16"], "--lose-rank 16: is not there; what works: 0 to 15"),
+        (["plan", *SMALL, "--gpus", "8", "--lose-node", "1"], "--lose-node 1: is not there; what works: 0"),
         (["estimate", "mesh.dp=fill"], "--gpus N"),
         (["estimate", "mesh.dp=fill", "mesh.tp=3", "--gpus", "8"], "--gpus 9"),
     ],

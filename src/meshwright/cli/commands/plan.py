@@ -74,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     kept = [each for each in parse_overrides(others) if each.name.startswith(_KEPT)]
     fixed = {each.name: each.value for each in kept if each.value not in ("fill", "balanced")}
     gpus = arguments.gpus or _ranks(run_config)
+    lost = list(_lost(arguments, gpus, cluster.node.devices))
     shown = max(arguments.top, _ON_PAGE) if arguments.html else arguments.top
     ranking = search(run_config, gpus, cluster, arguments.by, top=shown, fixed=fixed)
     advice = Advice(ranking)
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         arguments.html.write_text(plan_page(advice), encoding="utf-8")
         print(f"wrote {arguments.html}", file=sys.stderr)
-    further = dict(_further(arguments, ranking))
+    further = dict(_further(arguments, ranking, lost))
     if arguments.json:
         print_json(_object(advice) | {name: data for name, (data, _) in further.items()})
         return 0
@@ -95,7 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _further(arguments: argparse.Namespace, ranking: Ranking) -> Iterator[tuple[str, tuple[Any, list[str]]]]:
+def _further(
+    arguments: argparse.Namespace, ranking: Ranking, lost: list[tuple[str, range]]
+) -> Iterator[tuple[str, tuple[Any, list[str]]]]:
     """What was asked for besides: (name, (data, lines))."""
     from meshwright.price import failures, whatif
 
@@ -106,15 +109,21 @@ def _further(arguments: argparse.Namespace, ranking: Ranking) -> Iterator[tuple[
     if arguments.mtbf_hours:
         took = arguments.mtbf_hours, arguments.restart_seconds or _RESTART_S, arguments.checkpoint_seconds
         yield "goodput", failures.goodput_told(ranking.best.price, *took)
-    devices = ranking.cluster.node.devices
+    for name, gone in lost:
+        yield name, failures.lost_told(ranking.best.price.plan, gone)
+
+
+def _lost(arguments: argparse.Namespace, gpus: int, devices: int) -> Iterator[tuple[str, range]]:
+    """The ranks that are asked to go. Raises RequestError where they are not there."""
     for name, first, count in (("lose_rank", arguments.lose_rank, 1), ("lose_node", arguments.lose_node, devices)):
         if first is None:
             continue
-        gone = range(first * count, min((first + 1) * count, ranking.gpus))
+        gone = range(first * count, min((first + 1) * count, gpus))
         if not gone:
-            most = (ranking.gpus - 1) // count
-            raise RequestError(f"--{name.replace('_', '-')} {first}", "is not there", (f"0 to {most}",))
-        yield name, failures.lost_told(ranking.best.price.plan, gone)
+            most = (gpus - 1) // count
+            works = f"0 to {most}" if most else "0"
+            raise RequestError(f"--{name.replace('_', '-')} {first}", "is not there", (works,))
+        yield name, gone
 
 
 def _object(advice: Any) -> dict[str, Any]:
