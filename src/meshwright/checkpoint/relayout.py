@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from meshwright.arch.families import check_runs
+from meshwright.config.built import check_built
 from meshwright.config.divisors import nearest_divisors
 from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run, change_run
@@ -49,23 +51,26 @@ def run_of(plan: Plan) -> RunConfig:
     return build_run(tables)
 
 
-def on_layout(plan: Plan, overrides: Sequence[str], *, alone: bool = False, data: bool = False) -> Plan:
+def on_layout(plan: Plan, overrides: Sequence[str], *, to_run: bool = False) -> Plan:
     """`plan` with keys of [mesh] and [parallel], and batch.micro, changed; keys that are not given stay.
 
-    `alone`: one process, whatever the plan had. `data`: keys of [data] may change as well. A micro-batch that no longer
-    divides the global batch is made smaller, unless it was given. Raises RequestError for other keys and impossible
-    layouts.
+    `to_run`, not to move files: one process, whatever the plan had; keys of [data] may change as well; what is not
+    built is refused. A micro-batch that no longer divides the global batch is made smaller, unless it was given. Raises
+    RequestError for other keys and impossible layouts.
     """
-    sections = (*_SECTIONS, "data") if data else _SECTIONS
+    sections = (*_SECTIONS, "data") if to_run else _SECTIONS
     keys = [override.name for override in parse_overrides(overrides)]
     for key in keys:
         if key.partition(".")[0] not in sections and key != "batch.micro":
             rule = "cannot be changed here: what was trained stays as it is"
             raise RequestError(key, rule, (*(f"{section}.*" for section in sections), "batch.micro"))
     run = run_of(plan)
-    if alone:
+    if to_run:
+        check_runs(plan.arch)
         run = change_run(run, [*_ALONE, "parallel.schedule=1f1b", "parallel.chunks=1"])
     run = change_run(run, overrides)
+    if to_run:
+        check_built(run)
     if "batch.micro" not in keys and isinstance(run.mesh.dp, int):
         share, rest = divmod(run.batch.global_, run.mesh.dp * run.mesh.ep)
         if share and not rest and share % run.batch.micro:
@@ -74,7 +79,7 @@ def on_layout(plan: Plan, overrides: Sequence[str], *, alone: bool = False, data
     asked = resolve(run, plan.arch)
     return replace(
         plan,
-        data=asked.data if data else plan.data,
+        data=asked.data if to_run else plan.data,
         batch=replace(plan.batch, micro=asked.batch.micro),
         degrees=asked.degrees,
         sharding=asked.sharding,

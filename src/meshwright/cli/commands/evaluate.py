@@ -56,7 +56,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     saved = plan_of(storage, path)
     if not any(key.startswith("data.tokenizer=") for key in arguments.keys):
         saved = replace(saved, data=replace(saved.data, tokenizer=tokenizer_of(storage, path, saved)))
-    plan = on_layout(saved, arguments.keys, alone=True, data=True)
+    plan = on_layout(saved, arguments.keys, to_run=True)
     another = any(key.startswith("data.source=") for key in arguments.keys)
     split = arguments.split or ("all" if another else "eval")
     asked = Evaluating(plan, storage.address, path, Path("runs") / CACHE, _SPLITS[split])

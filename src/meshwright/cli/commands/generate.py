@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
+    from meshwright.arch.families import check_runs
     from meshwright.comm.mesh import device_of
     from meshwright.data.tokenizer.open import open_tokenizer
     from meshwright.data.tokenizer.tokenizer import encode_text
@@ -57,6 +58,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 
     storage, path = found(arguments.checkpoint)
     plan = plan_of(storage, path)
+    check_runs(plan.arch)
     tokenizer = open_tokenizer(arguments.tokenizer or tokenizer_of(storage, path, plan))
     text = _prompt(arguments.prompt)
     prompt = encode_text(tokenizer, text) or [tokenizer.end_of_document]
