@@ -56,9 +56,9 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=RATE, betas=OPTIMIZER.betas, weight_decay=0.1, fused=True)
 
 
-def batch(number: int) -> Batch:
-    """The whole batch of a round, random tokens."""
+def batch(number: int, arch: Arch = ARCH) -> Batch:
+    """The whole batch of a round, random tokens of a model's vocabulary."""
     generator = torch.Generator().manual_seed(number)
-    tokens = torch.randint(0, ARCH.vocab, (SEQUENCES, LENGTH + 1), generator=generator).numpy()
+    tokens = torch.randint(0, arch.vocab, (SEQUENCES, LENGTH + 1), generator=generator).numpy()
     samples = torch.arange(SEQUENCES).numpy()
     return Batch(tokens[:, :-1].copy(), tokens[:, 1:].copy(), whole_rows(number, samples, LENGTH, None))
