@@ -43,7 +43,8 @@ def run_of(plan: Plan) -> RunConfig:
             "chunks": pipeline.chunks,
             "context": plan.context.kind.value,
             "context_inner": plan.context.inner,
-            **{name: value for name, value in _fields(execution).items() if name != "sequence"},
+            **_fields(execution),
+            "sequence": execution.sequence or plan.degrees.tp == 1,  # of one rank it says nothing: the default
         },
         "batch": {"global": plan.batch.sequences, "micro": plan.batch.micro},
         "precision": plain(plan.precision),
@@ -76,6 +77,9 @@ def on_layout(plan: Plan, overrides: Sequence[str], *, to_run: bool = False) -> 
         if share and not rest and share % run.batch.micro:
             fits = max(size for size in nearest_divisors(share, run.batch.micro) if size <= run.batch.micro)
             run = change_run(run, [f"batch.micro={fits}"])
+    stages = plan.pipeline.stages
+    if "parallel.stages" not in keys and run.mesh.pp * run.parallel.chunks == len(stages):
+        run = change_run(run, [f"parallel.stages={list(stages)}"])
     asked = resolve(run, plan.arch)
     return replace(
         plan,
