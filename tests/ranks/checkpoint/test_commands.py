@@ -20,11 +20,13 @@ STEP = "checkpoints/step-00000004"
 
 
 def words(place: Path, name: str, *more: str) -> list[str]:
-    return [
-        "train", f"name={name}", f"data.source={place}/text.txt", "data.sequence_length=32", "model.preset=demo",
+    usual = [
+        f"name={name}", f"data.source={place}/text.txt", "data.sequence_length=32", "model.preset=demo",
         "model.layers=2", "mesh.dp=2", "parallel.zero=1", "batch.global=4", "batch.micro=2", "train.steps=4",
-        "train.eval_every=0", "train.device=cpu", "checkpoint.every=2", *more,
+        "train.eval_every=0", "train.device=cpu", "checkpoint.every=2",
     ]  # fmt: skip
+    given = {word.partition("=")[0] for word in more}
+    return ["train", *(word for word in usual if word.partition("=")[0] not in given), *more]
 
 
 def trained(words: list[str], where: Path) -> str:
