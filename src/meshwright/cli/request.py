@@ -87,7 +87,9 @@ def natural(text: str) -> int:
 
 
 def split_request(words: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """Tell the run file from the overrides: a word without ``=`` is the file. Raises ``RequestError``."""
+    """Tell the run file from the overrides, each key once: the file has no ``=``. Raises ``RequestError``."""
+    from meshwright.config.overrides import refuse_repeated
+
     overrides = [word for word in words if "=" in word]
     files = [word for word in words if "=" not in word]
     for position, word in enumerate(words):
@@ -97,6 +99,7 @@ def split_request(words: Sequence[str]) -> tuple[Path | None, list[str]]:
             raise _torn(words, position)
     if len(files) > 1:
         raise RequestError(" ".join(files), "are several run files; one is wanted", (files[0], "section.key=value"))
+    refuse_repeated(overrides)
     return (Path(files[0]) if files else None), overrides
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.config.errors import RequestError
 
-__all__ = ["Override", "parse_override", "parse_overrides"]
+__all__ = ["Override", "parse_override", "parse_overrides", "refuse_repeated"]
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _STRINGS_OR_WORD = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*')|(?<![\w.+/-])([A-Za-z_][\w./+-]*)(?![\w]*\s*=)""")
@@ -43,6 +43,23 @@ def parse_overrides(texts: Sequence[str]) -> tuple[Override, ...]:
     if problems:
         raise RequestError.joined(problems)
     return tuple(overrides)
+
+
+def refuse_repeated(texts: Sequence[str]) -> None:
+    """Raise ``RequestError`` where one command line gives a key more than once: which was meant is not ours to choose.
+
+    Words that are no overrides are for ``parse_overrides`` to tell.
+    """
+    given: dict[str, list[str]] = {}
+    for text in texts:
+        given.setdefault(text.partition("=")[0].strip(), []).append(text)
+    problems = [
+        RequestError(" ".join(words), f"{name} is given {len(words)} times", tuple(dict.fromkeys(words)))
+        for name, words in given.items()
+        if len(words) > 1
+    ]
+    if problems:
+        raise RequestError.joined(problems)
 
 
 def parse_override(text: str) -> Override:

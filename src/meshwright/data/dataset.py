@@ -85,13 +85,14 @@ class Dataset:
         Token files are told by file, position and value; of text every token counts that its tokenizer may make.
         """
         corpus = self.corpus
-        needed = corpus.largest + 1 if corpus.token_files else corpus.vocab_size
-        if needed <= vocab:
-            return
-        rule = f"is less than the tokenizer's {needed} tokens"
-        if corpus.token_files:
+        needed = corpus.largest + 1
+        if not corpus.token_files:
+            _check_tokens(corpus.vocab_size, vocab)
+        elif needed > vocab:
             rule = f"each token must be below it, but {told_beyond(corpus.token_files, vocab)}"
-        raise RequestError(f"model.vocab = {vocab}", rule, (f"model.vocab = {needed}", "the tokenizer of the model"))
+            raise RequestError(
+                f"model.vocab = {vocab}", rule, (f"model.vocab = {needed}", "the tokenizer of the model")
+            )
 
     def sample_ids(self, seed: int, start: int, count: int) -> Integers:
         """(count,) training samples that entries [start, start + count) of the seeded order name."""
@@ -110,6 +111,25 @@ class Dataset:
             rule = "these token files hold tokens that are not bytes; text needs the tokenizer that made them"
             raise RequestError('data.tokenizer = "bytes"', rule, ["a tokenizer.json or a folder that holds one"])
         return self.corpus.tokenizer
+
+
+def check_text_vocabulary(settings: DataSettings, vocab: int) -> None:
+    """Raise RequestError as `Dataset.check_vocabulary` does, before text is read.
+
+    Token files tell by what they hold, and data that are elsewhere cannot tell here: nothing is said of either.
+    """
+    try:
+        located = locate(settings.source)
+    except RequestError:
+        return
+    if located.kind is SourceKind.TEXT:
+        _check_tokens(open_tokenizer(settings.tokenizer).vocab_size, vocab)
+
+
+def _check_tokens(needed: int, vocab: int) -> None:
+    if needed > vocab:
+        rule = f"is less than the tokenizer's {needed} tokens"
+        raise RequestError(f"model.vocab = {vocab}", rule, (f"model.vocab = {needed}", "the tokenizer of the model"))
 
 
 def open_dataset(settings: DataSettings, cache_folder: Path) -> Dataset:

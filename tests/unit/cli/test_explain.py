@@ -86,6 +86,8 @@ raise SystemExit(code)
     ("words", "code"),
     [
         (["explain", "--rank", "1"], 0),
+        (["explain", "model.vocab=100"], 2),
+        (["explain", "model.vocab=100", "data.source=elsewhere/tokens.bin"], 0),
         (["train", "batch.global=15"], 2),
         (["train", "mesh.dp=3"], 2),
         (["train", "data.source=nothing.txt"], 2),

@@ -37,7 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print; 0."""
     _, plan = request.planned(arguments)
     from meshwright.cli import explanation
+    from meshwright.data.dataset import check_text_vocabulary
 
+    check_text_vocabulary(plan.data, plan.arch.vocab)
     rank: int | None = arguments.rank
     if rank is not None and rank >= plan.degrees.ranks:
         raise RequestError(
