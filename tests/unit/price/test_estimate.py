@@ -10,7 +10,9 @@ import meshwright as mw
 from meshwright.cli.main import main
 from meshwright.price import catalogue
 from meshwright.price.calibration import Measured, ProductTime, calibrated
+from meshwright.price.compute import units
 from meshwright.price.explain import FIGURES
+from meshwright.price.layouts import of_plan
 from meshwright.price.price import Price
 from meshwright.price.request import requested
 from meshwright.train.spent import spent_rows
@@ -182,3 +184,24 @@ def test_guessed_rates_are_never_told_as_a_figure(monkeypatch: pytest.MonkeyPatc
     assert not measured.is_uncalibrated
     assert "UNCALIBRATED" not in str(measured)
     assert not any("guess" in row[1] for row in spent_rows(measured, None, 0.1))
+
+
+@pytest.mark.parametrize("attention", ["flash2", "unfused"])
+def test_selective_recomputation_repeats_what_each_program_does(attention: str) -> None:
+    """The literal program makes the core and what is cheap around it again; usual ones keep a fused core's output."""
+    words = (*RUN, f"cluster.software.attention={attention}")
+    usual, literal = (
+        ask(*words, f"cluster.software.following={kind}", gpus=16).estimates.times.compute[0]
+        for kind in ("usual", "literal")
+    )
+    more = {
+        kind: ask(*words, "parallel.recompute=selective", f"cluster.software.following={kind}", gpus=16)
+        .estimates.times.compute[0]
+        for kind in ("usual", "literal")
+    }  # fmt: skip
+    price = ask(*words, "cluster.software.following=literal", gpus=16)
+    layouts = of_plan(price.plan)
+    own = units(price.target, layouts)
+    core = float(own.core[0]) * float(layouts.accumulation[0]) * price.plan.arch.layers
+    assert more["literal"] - literal == pytest.approx(core, rel=0.02)
+    assert more["usual"] - usual < 0.97 * core
