@@ -8,7 +8,7 @@
 
 The step is that of `workload.py`, the clock and the figures those of `pairs.py`. One thread a rank, glibc keeps freed
 memory (mallopt) for both sides. Peak bytes are what torch's CPU allocator held at most, from before the model was
-built, each side alone; parameters in memory that ranks share are added.
+built, each side alone, without what ranks have mapped of each other.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Ours:
         return self._engine.step(batch, RATE).loss
 
     @property
-    def shared_bytes(self) -> int:
-        """Shards in memory that ranks share: not of torch's CPU allocator, but as much memory."""
-        return sum(store.shard.nbytes for store in self._engine.stores if store.shards and store.shard is not None)
+    def foreign_bytes(self) -> int:
+        """Shards of other ranks, mapped here: torch's profiler counts them too, but they are the others' memory."""
+        return sum(sum(each.nbytes for each in s.shards) - s.shards[0].nbytes for s in self._engine.stores if s.shards)
 
 
 def ours(zero: int) -> Callable[[int], Step]:
@@ -175,7 +175,7 @@ def measure_peak(rank: int, ranks: int, pair: str, side: str) -> int:
     for _, num_bytes in memory:
         held += num_bytes
         peak = max(peak, held)
-    return peak + (step.shared_bytes if isinstance(step, Ours) else 0)
+    return peak - (step.foreign_bytes if isinstance(step, Ours) else 0)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ block is counted until its address is taken again, which tells that it was free.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -43,6 +44,7 @@ class PeakWatch:
             torch.cuda.reset_peak_memory_stats(self._allocator.device)
             return self
         quiet_profiler()
+        gc.collect()  # what an engine before this one held would else be given back under the watch
         self._blocks = _Blocks(before)
         self._begin()
         return self
