@@ -95,7 +95,7 @@ def runs() -> Iterator[str]:
     yield f"{100 * within:.0f} % of dense runs lie within 20 % when left out."
     other = [fitting.case(row) for row in published.rows("bulk") if row["model"].get("attention") != "hybrid linear"]
     unseen = np.exp(fitting.errors([one for one in other if one.row["measured"].get("iter_time_s")])) - 1
-    yield f"Of {len(unseen)} further runs in the same file, never looked at: {spread(unseen)} %."
+    yield f"Of {len(unseen)} further runs in the same file, in no fit: {spread(unseen)} %."
 
 
 def memory() -> Iterator[str]:
