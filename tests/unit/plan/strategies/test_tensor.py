@@ -141,7 +141,7 @@ def test_round_a_ring_the_same_is_sent() -> None:
 
 def test_a_ring_needs_what_it_cuts() -> None:
     check_plan(ring_of(4))
-    with pytest.raises(RequestError, match="what works: parallel.sequence = true, parallel"):
+    with pytest.raises(RequestError, match=r"what works: parallel\.sequence = true, parallel"):
         check_plan(ring_of(4, sequence=False))
 
 
