@@ -285,7 +285,7 @@ FAULTS = [
     # ------------------------------------------------------------------ between the products
     Fault(
         "the gradient of a norm's input has no mean", NORMS,
-        "dx.add_(sums.mul_(scale), alpha=1 / x.shape[-1]).to(x.dtype)", "dx.to(x.dtype)",
+        "dx.add_(sums.mul_(scale), alpha=1 / x.shape[-1])", "sums.mul_(scale)",
         DP, "layers.1.mlp.down.weight",
     ),
     Fault(
@@ -334,8 +334,7 @@ FAULTS = [
     ),
     Fault(
         "gains of norms take the gradient of half the rows", NORMS,
-        "return dx if needed[0] else None, dw_D.to(weight_D.dtype)",
-        "return dx if needed[0] else None, (dw_D / 2).to(weight_D.dtype)",
+        "return dx, dw_D, None", "return dx, dw_D / 2, None",
         DP, "head.norm.weight", "factor",
     ),
     Fault(
