@@ -1,4 +1,4 @@
-"""The list of faults stands on the source as it is: a text that has moved on is told in milliseconds, not by a proof."""
+"""The list of faults stands on the source as it is: a text that has moved on is told at once, not by a proof."""
 
 from __future__ import annotations
 
