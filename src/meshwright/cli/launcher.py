@@ -11,7 +11,7 @@ from meshwright.config.errors import RequestError
 if TYPE_CHECKING:
     from meshwright.launch.environment import Place
 
-__all__ = ["REFUSALS", "place_of_launcher", "told_once"]
+__all__ = ["REFUSALS", "is_first_of_host", "place_of_launcher", "told_once"]
 
 REFUSALS = (RequestError,)
 """What a rank may raise that means: the request was wrong."""
@@ -25,6 +25,15 @@ def place_of_launcher() -> Place | None:
         return detect()
     except PlaceError as error:
         raise RequestError("the launcher's environment", str(error)) from None
+
+
+def is_first_of_host() -> bool:
+    """Whether this process tells what all ranks of its host find; outside a launcher it does."""
+    try:
+        place = place_of_launcher()
+    except RequestError:  # refused where the place is needed
+        return True
+    return place is None or place.local_rank == 0
 
 
 @contextmanager

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshwright.cli.launcher import is_first_of_host
 from meshwright.config.errors import RequestError
 
 if TYPE_CHECKING:
@@ -87,8 +89,11 @@ def natural(text: str) -> int:
 
 
 def split_request(words: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """Tell the run file from the overrides, each key once: the file has no ``=``. Raises ``RequestError``."""
-    from meshwright.config.overrides import refuse_repeated
+    """Tell the run file from the overrides: a word without ``=`` is the file. Raises ``RequestError``.
+
+    Of a key given twice the last value counts, with a warning.
+    """
+    from meshwright.config.overrides import superseded
 
     overrides = [word for word in words if "=" in word]
     files = [word for word in words if "=" not in word]
@@ -99,7 +104,9 @@ def split_request(words: Sequence[str]) -> tuple[Path | None, list[str]]:
             raise _torn(words, position)
     if len(files) > 1:
         raise RequestError(" ".join(files), "are several run files; one is wanted", (files[0], "section.key=value"))
-    refuse_repeated(overrides)
+    if is_first_of_host():
+        for line in superseded(overrides):
+            warnings.warn(line, stacklevel=2)
     return (Path(files[0]) if files else None), overrides
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.config.errors import RequestError
 
-__all__ = ["Override", "parse_override", "parse_overrides", "refuse_repeated"]
+__all__ = ["Override", "parse_override", "parse_overrides", "superseded"]
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _STRINGS_OR_WORD = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*')|(?<![\w.+/-])([A-Za-z_][\w./+-]*)(?![\w]*\s*=)""")
@@ -45,21 +45,19 @@ def parse_overrides(texts: Sequence[str]) -> tuple[Override, ...]:
     return tuple(overrides)
 
 
-def refuse_repeated(texts: Sequence[str]) -> None:
-    """Raise ``RequestError`` where one command line gives a key more than once: which was meant is not ours to choose.
+def superseded(texts: Sequence[str]) -> tuple[str, ...]:
+    """A line for every key that one command line gives different values: the last one counts, and is to be told.
 
     Words that are no overrides are for ``parse_overrides`` to tell.
     """
     given: dict[str, list[str]] = {}
     for text in texts:
         given.setdefault(text.partition("=")[0].strip(), []).append(text)
-    problems = [
-        RequestError(" ".join(words), f"{name} is given {len(words)} times", tuple(dict.fromkeys(words)))
+    return tuple(
+        f"{name} is given {len(words)} times: {words[-1]} counts"
         for name, words in given.items()
-        if len(words) > 1
-    ]
-    if problems:
-        raise RequestError.joined(problems)
+        if len(set(words)) > 1
+    )
 
 
 def parse_override(text: str) -> Override:

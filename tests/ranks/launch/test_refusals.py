@@ -25,7 +25,7 @@ def _train(folder: Path, **sections: dict[str, object]) -> list[str]:
     (folder / "text.txt").write_text("one line of text after another\n" * 40)
     tables = m0_bytes(
         data={"source": str(folder / "text.txt"), "sequence_length": 16, **sections.get("data", {})},
-        mesh={"dp": 2},
+        mesh=sections.get("mesh", {"dp": 2}),
         batch={"global": 4, "micro": 1},
         train={"output": str(folder / "runs"), "device": "cpu", "steps": 2, **sections.get("train", {})},
     )
@@ -38,8 +38,8 @@ def _noticed_before_torch(folder: Path) -> dict[str, tuple[list[str], str]]:
     (taken / "m0" / "notes.txt").write_text("mine")
     return {
         "an unknown key": ([*_train(folder), "mesh.dq=2"], "mesh.dq"),
-        "ranks that do not fit": ([*_train(folder), "mesh.dp=4"], "2 ranks were started"),
-        "data that are not there": ([*_train(folder), f"data.source={folder}/none.txt"], "no such file"),
+        "ranks that do not fit": (_train(folder, mesh={"dp": 4}), "2 ranks were started"),
+        "data that are not there": (_train(folder, data={"source": f"{folder}/none.txt"}), "no such file"),
         "a folder of something else": (_train(folder, train={"output": str(taken)}), "holds no run of this program"),
     }
 

@@ -38,13 +38,6 @@ def test_a_trial_that_hangs_is_ended_and_says_so(trials: Trials) -> None:
     assert "SyntaxError" in trials.of(broken, timeout=60).error
 
 
-def test_every_text_is_in_its_file_once() -> None:
-    """A list that no longer fits the source proves nothing."""
-    for fault in FAULTS:
-        assert patched(fault)
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
-
-
 def test_a_text_that_is_not_there_is_refused() -> None:
     with pytest.raises(FaultError, match="0 times, wanted once"):
         patched(Fault("nowhere", "parallel/executor.py", "no such text", ""))

@@ -22,7 +22,7 @@ sys.exit(main(sys.argv[1:]))
 def _run(**sections: dict[str, object]) -> list[str]:
     tables = m0_bytes(
         mesh=sections.get("mesh", {"dp": 2}),
-        batch={"global": 4, "micro": 2},
+        batch=sections.get("batch", {"global": 4, "micro": 2}),
         data={"sequence_length": 8},
         precision={"compute": "float64"},
     )
@@ -53,7 +53,7 @@ def test_json_on_both_ranks_of_torchrun() -> None:
 
 @pytest.mark.timeout(170)
 def test_a_run_of_more_ranks_is_verified_as_a_twin() -> None:
-    first, second = srun(2, *_run(mesh={"dp": 4}), "batch.global=8")
+    first, second = srun(2, *_run(mesh={"dp": 4}, batch={"global": 8, "micro": 2}))
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert "a scaled-down twin is verified: " in first.err
     assert "dp 4 -> 2" in first.err

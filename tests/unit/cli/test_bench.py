@@ -244,9 +244,10 @@ open(sys.argv[1], "w").write(f"{os.getpid()} {rank.pid}")
 time.sleep(60)
 """
 _STARTER = """
-import sys
+import signal, sys
 from pathlib import Path
 from meshwright.cli.commands import bench
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
 with bench._sigterm_raises():
     bench._start(["-c", sys.argv[1], sys.argv[2]], Path("."), ".")
 """

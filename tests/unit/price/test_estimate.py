@@ -120,7 +120,6 @@ def test_every_figure_says_why(capsys: pytest.CaptureFixture[str], figure: str) 
         ((*RUN, *ON, "--rank", "16"), "16 ranks"),
         ((*RUN, *ON, "cluster.software.host=old"), "legacy"),
         ((*RUN[:5], "precision.compute=float8", "--cluster", "local"), "matrix_flops"),
-        ((*RUN, "mesh.tp=4", *ON), "mesh.tp is given 2 times; what works: mesh.tp=2, mesh.tp=4"),
         (("mesh.dp=3", "--gpus", "4"), "--gpus"),
     ],
 )
