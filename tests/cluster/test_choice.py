@@ -1,4 +1,8 @@
-"""The choice, proved on a cluster: twelve layouts are priced after calibration, then run; both are held together."""
+"""The choice, proved on a cluster: twelve layouts are priced after calibration, then run; both are held together.
+
+On a quiet machine, at ordinary priority: under a real-time one a rank that waits for a message keeps its core from the
+rank that is to send it, and calibrated latencies are those of the scheduler.
+"""
 
 from __future__ import annotations
 
