@@ -83,6 +83,7 @@ def legal(row: Row) -> bool:
 
 @pytest.mark.prove
 @pytest.mark.timeout(1200)
+@pytest.mark.filterwarnings("ignore:parallel.asynchronous_tensor gains nothing on CPUs")
 def test_the_predicted_peak_is_the_allocators() -> None:
     ratios: dict[str, float] = {}
     for row in pairwise(AXES, legal):
