@@ -91,7 +91,8 @@ def split_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> in
         return 2 * setting.tokens * arch.vocab * Role.PRECISE.num_bytes(compute)
     if arch.unit_kind(unit) is UnitKind.EMBEDDING:
         return 0
-    return (3 if arch.gated else 2) * setting.tokens * arch.ffn * compute.num_bytes
+    again = (2 if arch.gated else 1) if setting.selective else 0
+    return ((3 if arch.gated else 2) + again) * setting.tokens * arch.ffn * compute.num_bytes
 
 
 def stash_bytes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:

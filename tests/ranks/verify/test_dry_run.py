@@ -73,6 +73,7 @@ CASES = [
     case("tp, selective", tp=2, recompute=Recompute.SELECTIVE),
     case("tp, selective, sequence parallel", tp=2, recompute=Recompute.SELECTIVE, sequence_parallel=True),
     case("pp, zb-v", pp=2, accumulation=4, layers=4, schedule=Schedule.ZB_V, chunks=2),
+    case("pp, zb-h1, selective", 256, pp=2, accumulation=4, schedule=Schedule.ZB_H1, recompute=Recompute.SELECTIVE),
 ]
 
 
