@@ -193,7 +193,6 @@ def compare_timelines(schedule: Schedule, shape: str, asked: argparse.Namespace)
         drawn = draw_svg({f"{schedule}, planned": planned, f"{schedule}, measured": measured})
         (asked.svg / f"{schedule}-{shape}.svg").write_text(drawn)
     units = unit_seconds(plan, programs, spans)
-    computed = max(bar.end for bars in measured.stages for bar in bars)
     ideal = sum(units.values()) * plan.accumulation / ranks
     formula = bubble_of_equal_stages(schedule, ranks, plan.accumulation, plan.pipeline.chunks)
     return {
@@ -203,10 +202,13 @@ def compare_timelines(schedule: Schedule, shape: str, asked: argparse.Namespace)
         "stage_milliseconds": [1e3 * sum(units[unit] for unit in each) for each in virtual_stages(plan)],
         "block_milliseconds": 1e3 * fmean(units[unit] for unit in range(1, plan.arch.head_unit)),
         "head_milliseconds": 1e3 * units[plan.arch.head_unit],
-        "after_last_compute_milliseconds": 1e3 * (measured.seconds - computed),
+        "after_last_compute_milliseconds": 1e3 * (measured.seconds - measured.compute_seconds),
         "measured_seconds": measured.seconds,
         "simulated_seconds": planned.seconds,
-        "formula_seconds": ideal / (1 - formula),
+        "measured_compute_seconds": measured.compute_seconds,
+        "simulated_compute_seconds": planned.compute_seconds,
+        "formula_compute_seconds": ideal / (1 - formula),
+        "measured_idle_of_the_whole_step": 1 - ideal / measured.seconds,
         "measured_bubble": measured.bubble,
         "simulated_bubble": planned.bubble,
         "formula_bubble": formula,

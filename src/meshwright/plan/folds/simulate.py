@@ -32,13 +32,14 @@ class Simulation:
     step_seconds: float
     spans: dict[int, tuple[Span, ...]]  # by rank, one an action
     busy_seconds: dict[int, float]  # by rank, in units' computations
+    compute_seconds: float  # when the last of them ends
 
     @property
     def bubble(self) -> float:
-        """The part of all ranks' time that is not computation, 0 to 1."""
-        if not self.step_seconds:
+        """The part of all ranks' time, until the last compute ends, that is not computation, 0 to 1."""
+        if not self.compute_seconds:
             return 0.0
-        return 1.0 - sum(self.busy_seconds.values()) / (len(self.busy_seconds) * self.step_seconds)
+        return 1.0 - sum(self.busy_seconds.values()) / (len(self.busy_seconds) * self.compute_seconds)
 
 
 def simulate(graph: Graph, durations: Durations) -> Simulation:
@@ -51,13 +52,14 @@ def simulate(graph: Graph, durations: Durations) -> Simulation:
     for node in reached:
         start[node] = max((end[each] for each in graph.after[node]), default=0.0)
         end[node] = start[node] + lasts[node]
-    spans, busy = {}, {}
+    spans, busy, computed = {}, {}, 0.0
     for rank, program in graph.programs.items():
         first = graph.first[rank]
         spans[rank] = _spans(program, first, start, end)
-        computes = (first + index for index, action in enumerate(program.actions) if action.op in COMPUTE)
+        computes = [first + index for index, action in enumerate(program.actions) if action.op in COMPUTE]
         busy[rank] = sum(lasts[node] for node in computes)
-    return Simulation(max(end, default=0.0), spans, busy)
+        computed = max([computed, *(end[node] for node in computes)])
+    return Simulation(max(end, default=0.0), spans, busy, computed)
 
 
 def _lengths(graph: Graph, durations: Durations) -> list[float]:

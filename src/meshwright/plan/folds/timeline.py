@@ -48,10 +48,19 @@ class Timeline:
     seconds: float
 
     @property
+    def compute_seconds(self) -> float:
+        """When the last compute of any stage ends: sums of gradients, their norm and the update may follow."""
+        return max((bar.end for bars in self.stages for bar in bars), default=0.0)
+
+    @property
     def bubble(self) -> float:
-        """The part of all stages' time that is not computation, 0 to 1."""
+        """The part of all stages' time, until the last compute ends, that is not computation, 0 to 1.
+
+        The papers' formulas end there too (Narayanan et al. 2021, arXiv:2104.04473; Qi et al. 2024, arXiv:2401.10241):
+        what follows is no pipeline's, and is priced as sums and optimizer.
+        """
         busy = sum(bar.busy_seconds for bars in self.stages for bar in bars)
-        return 1.0 - busy / (len(self.stages) * self.seconds) if self.seconds else 0.0
+        return 1.0 - busy / (len(self.stages) * self.compute_seconds) if busy else 0.0
 
 
 def planned_timeline(plan: Plan, durations: Durations, schedule: ScheduleFunction | None = None) -> Timeline:

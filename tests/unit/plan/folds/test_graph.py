@@ -121,6 +121,17 @@ def test_the_bubble_formulas_hold_everywhere(stages: int, micros: int) -> None:
         assert result.bubble == pytest.approx((stages - 1) / (micros + stages - 1))
 
 
+def test_what_follows_the_last_compute_is_no_bubble() -> None:
+    """An update of 10 s lengthens the step, not the pipeline."""
+    plan = make_plan(layers=4, pp=4, accumulation=8, schedule=Schedule.ONE_F_ONE_B)
+    graph, computes = build_graph(plan, streams=Streams.COMMUNICATOR), unit_times(4)
+    with_update = simulate(graph, lambda program, action: 10.0 if action.op is Op.UPDATE else computes(program, action))
+    alone = simulate(graph, computes)
+    assert with_update.step_seconds >= alone.step_seconds + 10.0
+    assert with_update.compute_seconds == alone.compute_seconds
+    assert with_update.bubble == alone.bubble == pytest.approx(3 / 11)
+
+
 def test_a_transfer_hides_behind_computation_or_is_exposed_in_its_wait() -> None:
     """Gathers of 1 s behind forwards of 1 s: only the first is seen."""
     plan = make_plan(layers=4, dp=2, zero=3)
