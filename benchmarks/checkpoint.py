@@ -8,8 +8,8 @@
 The state: weights and both moments of AdamW of 82 million parameters in float32, sharded over two ranks (ours: ZeRO-3;
 theirs: DTensors cut along dim 0). Clock and figures are those of `pairs.py`, but wall seconds are the slower rank's.
 
-    save      until the checkpoint is on disk, flushed (both sides flush)
-    blocked   how long an asynchronous save keeps the step
+    save      until the checkpoint is on disk: both sides flush every file (fsync), ours the folders' entries too
+    blocked   how long an asynchronous save keeps the step; both keep their buffers from save to save
     load      into the layout that saved it
     reshard   into another layout: tensor-parallel (ours), cut along dim 1 (theirs)
 
@@ -31,6 +31,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from pairs import Report, Seconds, catalogue, launch, parser, summarise
 from torch import Tensor
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from workload import plan_of
@@ -99,6 +100,8 @@ class Theirs:
         self._root.mkdir(exist_ok=True)
         self._mesh = init_device_mesh("cpu", (WORLD,))
         self._group = dist.new_group(backend="gloo")
+        self._writer = dcp.FileSystemWriter(self._folder(), sync_files=True)
+        self._stager = DefaultStager(StagingOptions(False, False, False, False))  # nothing pinned, no thread or process
         names = shapes(sharded()).items()
         self._state = {name: self._cut(shape, 0) for name, (shape, _) in names}
         self._other = {name: self._cut(shape, min(len(shape) - 1, 1)) for name, (shape, _) in names}
@@ -121,13 +124,21 @@ class Theirs:
 
     def save(self) -> tuple[float, float]:
         self._next()
-        return timed(lambda: dcp.save(self._state, checkpoint_id=self._folder()))
+        return timed(lambda: dcp.save(self._state, checkpoint_id=self._folder(), storage_writer=self._writer))
 
     def blocked(self) -> tuple[float, float]:
         self._next()
         futures: list[Any] = []
         seconds = timed(
-            lambda: futures.append(dcp.async_save(self._state, checkpoint_id=self._folder(), process_group=self._group))
+            lambda: futures.append(
+                dcp.async_save(
+                    self._state,
+                    checkpoint_id=self._folder(),
+                    storage_writer=self._writer,
+                    process_group=self._group,
+                    async_stager=self._stager,
+                )
+            )
         )
         futures[0].result()
         return seconds

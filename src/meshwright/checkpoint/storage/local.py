@@ -11,6 +11,7 @@ from pathlib import Path
 
 from meshwright.checkpoint.errors import DamagedError
 from meshwright.checkpoint.storage.interface import At, Buffer, Reading, Writing, nothing, write_small
+from meshwright.checkpoint.storage.writeback import WRITEBACK_BYTES, start_writeback
 
 __all__ = ["Local"]
 
@@ -133,10 +134,14 @@ class _LocalWriting:
     def __init__(self, file: Path, path: str, at: At) -> None:
         self._stream = file.open("wb", buffering=_BUFFER_BYTES)
         self._path, self._at = path, at
+        self._waiting = 0
 
     def write(self, data: Buffer) -> None:
         self._at(f"write {self._path}")
-        self._stream.write(data)
+        self._waiting += self._stream.write(data)
+        if self._waiting >= WRITEBACK_BYTES:
+            start_writeback(self._stream.fileno())
+            self._waiting = 0
 
     def finish(self) -> None:
         self._at(f"flush {self._path}")
