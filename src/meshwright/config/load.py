@@ -93,6 +93,8 @@ def read_tables(path: Path) -> dict[str, Any]:
         return tomllib.loads(text.removeprefix("\ufeff"))
     except tomllib.TOMLDecodeError as error:
         raise _not_toml(path, text, str(error)) from None
+    except (ValueError, RecursionError) as error:  # whole numbers of thousands of digits, brackets in thousands
+        raise RequestError(str(path), f"cannot be read as TOML: {error}") from None
 
 
 def _not_toml(path: Path, text: str, reason: str) -> RequestError:

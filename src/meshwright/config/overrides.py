@@ -95,7 +95,12 @@ def _parse_value(text: str, value: str) -> Any:
 def _toml_value(value: str) -> Any:
     if "\n" in value or "\r" in value:
         raise tomllib.TOMLDecodeError("a value is one line")
-    return tomllib.loads(f"value = {value}")["value"]
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:  # whole numbers of thousands of digits, brackets in thousands
+        raise RequestError(f"{value:.40}..", f"cannot be read as TOML: {error}") from None
 
 
 def _quoted(match: re.Match[str]) -> str:

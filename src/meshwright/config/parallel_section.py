@@ -36,7 +36,9 @@ class MeshConfig(Section):
     """Context-parallel degree."""
     ep: Positive = 1
     """Expert-parallel degree; its ranks read different data."""
-    order: tuple[AxisName, ...] = tuple(AxisName)
+    order: tuple[AxisName, ...] = Field(
+        default=tuple(AxisName), json_schema_extra={"minItems": 5, "maxItems": 5, "uniqueItems": True}
+    )
     """The five axes, outermost first."""
 
     @field_validator("order")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from meshwright.config.keys import Key, key_of, nearest_keys
 from meshwright.config.schema import RunConfig
 
 __all__ = ["problem_of", "shown"]
+
+_WIDEST_BITS = 256
 
 
 def problem_of(error: ValidationError, tables: Mapping[str, Any], origin: Callable[[str], str]) -> RequestError:
@@ -39,6 +42,8 @@ def shown(value: object) -> str:
         return f"[{', '.join(shown(each) for each in value)}]"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key} = {shown(each)}' for key, each in value.items())}}}"
+    if isinstance(value, int) and value.bit_length() > _WIDEST_BITS:
+        return f"{hex(value):.20}.."  # Python writes no decimal of thousands of digits
     return str(value)
 
 
@@ -74,7 +79,7 @@ def _rule(details: ErrorDetails) -> str:
         case "int_type" | "int_from_float" | "int_parsing" | "int_parsing_size":
             return "an integer"
         case "float_type":
-            return "a number"
+            return "finite" if _is_beyond(details["input"]) else "a number"
         case "finite_number":
             return "finite"
         case "bool_type":
@@ -159,9 +164,14 @@ def _number(given: object) -> float | None:
     """Read the number somebody meant by a float, a switch or a string."""
     try:
         number = float(given) if isinstance(given, (int, float, str)) else math.nan
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def _is_beyond(given: object) -> bool:
+    """Whether this is a whole number that no float holds."""
+    return isinstance(given, int) and abs(given) > sys.float_info.max
 
 
 def _works(key: Key, candidate: object) -> bool:

@@ -39,7 +39,12 @@ Positive = Annotated[int, Strict(), Field(ge=1, le=INTEGER_MAX)]
 NonNegative = Annotated[int, Strict(), Field(ge=0, le=INTEGER_MAX)]
 """An integer of at least 0; at most keys 0 means "off"."""
 
-Count = Annotated[int, BeforeValidator(_whole, json_schema_input_type=float), Strict(), Field(ge=1, le=INTEGER_MAX)]
+_EDITOR = {"minimum": 1, "maximum": INTEGER_MAX, "multipleOf": 1}
+_WrittenCount = Annotated[float, Field(json_schema_extra=_EDITOR)]
+
+Count = Annotated[
+    int, Strict(), Field(ge=1, le=INTEGER_MAX), BeforeValidator(_whole, json_schema_input_type=_WrittenCount)
+]
 """A large count, which may be written ``1e9``."""
 
 Number = Annotated[float, Strict(), Field(ge=0)]

@@ -253,6 +253,46 @@ def test_a_transformers_config_of_every_family_survives_the_way_in_and_out(famil
     assert transformers.AutoConfig.for_model(**hf_config(again)).to_dict() == foreign.to_dict()
 
 
+# our field      family            absent key
+ABSENT = [
+    ("kv_heads", Family.LLAMA, "num_key_value_heads"),
+    ("kv_heads", Family.MISTRAL, "num_key_value_heads"),
+    ("kv_heads", Family.QWEN2, "num_key_value_heads"),
+    ("kv_heads", Family.QWEN3, "num_key_value_heads"),
+    ("kv_heads", Family.MIXTRAL, "num_key_value_heads"),
+    ("kv_heads", Family.QWEN3_MOE, "num_key_value_heads"),
+    ("head_dim", Family.QWEN3, "head_dim"),
+    ("norm_eps", Family.MIXTRAL, "rms_norm_eps"),
+    ("norm_eps", Family.LLAMA, "rms_norm_eps"),
+    ("max_positions", Family.MISTRAL, "max_position_embeddings"),
+]
+
+
+@pytest.mark.parametrize(("field", "family", "key"), ABSENT)
+def test_an_absent_key_means_what_it_means_to_transformers(field: str, family: Family, key: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = hf_config(replace(tiny(family), heads=32, hidden=512))
+    del config[key]
+    theirs = transformers.AutoConfig.for_model(**config)
+    assert getattr(arch_from_hf(config), field) == getattr(theirs, key)
+
+
+def test_null_is_an_answer_where_it_says_something() -> None:
+    assert arch_from_hf({**MISTRAL, "num_attention_heads": 16, "num_key_value_heads": None}).kv_heads == 16
+    deepseek = hf_config(preset("deepseek-v3"))
+    latent = arch_from_hf({**deepseek, "q_lora_rank": None}).latent
+    assert latent is not None
+    assert latent.query_rank == 0
+    absent = arch_from_hf({key: value for key, value in deepseek.items() if key != "q_lora_rank"}).latent
+    assert absent is not None
+    assert absent.query_rank == 1536
+
+
+def test_a_switch_without_its_window_takes_the_default_window() -> None:
+    assert arch_from_hf({**MIXTURE, "use_sliding_window": True}).sliding_window == 4096
+    assert arch_from_hf({**MIXTURE, "use_sliding_window": True, "sliding_window": None}).sliding_window == 0
+
+
 def tiny(family: Family) -> Arch:
     experts = FAMILIES[family].experts and Experts(8, 2, 128)
     sizes = {"layers": 2, "hidden": 64, "heads": 4, "ffn": 256, "vocab": 256, "max_positions": 128}
@@ -270,6 +310,10 @@ def test_reading_from_a_folder_or_a_file(tmp_path: Path) -> None:
     for name, message in (("nowhere", "neither a config.json"), ("list.json", "object"), ("broken.json", "not JSON")):
         with pytest.raises(RequestError, match=message):
             read_hf_config(tmp_path / name)
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    for path in (tmp_path / "deep.json", "x" * 5000, "~nobody-of-this-name/hf"):
+        with pytest.raises(RequestError):
+            read_hf_config(path)
 
 
 def test_a_published_configuration_is_read_without_a_warning() -> None:

@@ -1,12 +1,14 @@
 """Files that cannot be read, and runs that come back from a file as they went."""
 
 import tomllib
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.config.errors import RequestError
+from meshwright.config.keys import key_names
 from meshwright.config.load import build_run, dump_run, json_schema, load_run
 from meshwright.config.schema import RunConfig
 
@@ -34,6 +36,22 @@ def test_a_broken_file_is_placed(tmp_path, content, parts):
     assert str(file) in message
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000 + "]" * 5000])
+def test_a_file_too_large_to_read_is_refused(tmp_path, value):
+    file = tmp_path / "run.toml"
+    file.write_text(f"seed = {value}")
+    with pytest.raises(RequestError, match="cannot be read as TOML"):
+        load_run(file)
+
+
+@pytest.mark.parametrize("key", [name for name in key_names() if name.count(".") == 1])
+@pytest.mark.parametrize("number", [10**400, -(10**400), 2**63])
+def test_no_number_is_too_large_for_a_message(key, number):
+    section, name = key.split(".")
+    with pytest.raises(RequestError, match=section) if number != 2**63 else suppress(RequestError):
+        build_run({section: {name: number}})
 
 
 def test_a_missing_file_names_what_lies_beside_it(tmp_path):
@@ -144,3 +162,7 @@ def test_the_json_schema_knows_every_table_and_refuses_other_keys():
     assert schema["$defs"]["ModelConfig"]["properties"]["preset"]["default"] == "demo"
     assert schema["$defs"]["TrainConfig"]["properties"]["steps"]["default"] == 250
     assert "default" not in schema["$defs"]["ModelConfig"]["properties"]["hf"]
+    tokens = schema["$defs"]["TrainConfig"]["properties"]["tokens"]["anyOf"][0]
+    assert tokens == {"type": "number", "minimum": 1, "maximum": 2**63 - 1, "multipleOf": 1}
+    order = schema["$defs"]["MeshConfig"]["properties"]["order"]
+    assert (order["minItems"], order["maxItems"], order["uniqueItems"]) == (5, 5, True)

@@ -59,6 +59,12 @@ def test_what_is_no_override_is_refused(typed, part):
     assert typed in str(caught.value)
 
 
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000, "0x" + "f" * 5000, "{a=" * 2000])
+def test_a_value_too_large_to_read_is_refused(value):
+    with pytest.raises(RequestError):
+        load_run(overrides=[f"seed={value}"])
+
+
 def test_all_bad_overrides_are_told():
     with pytest.raises(RequestError, match="2 problems"):
         parse_overrides(["mesh.dp", "mesh.tp=2", "mesh.pp="])

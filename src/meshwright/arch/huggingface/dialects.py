@@ -32,6 +32,9 @@ bias_dropout_fusion masked_softmax_fusion offset_alibi skip_bias_add skip_bias_a
 INERT = frozenset(_INERT.split())
 """Keys that do not change what the decoder computes (initialisation, tokens, storage, library bookkeeping)."""
 
+NULL_SPEAKS = frozenset(("kv_heads", "query_rank"))
+"""Our names of keys whose null says something: as many as query heads, no low rank. Absent they mean the default."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -87,19 +90,19 @@ DIALECTS: Mapping[Family, Dialect] = {
     Family.MISTRAL: Dialect(
         "MistralForCausalLM",
         _DECODER,
-        {**_DECODER_ABSENT, "max_positions": 131_072, "sliding_window": 4096},
+        {**_DECODER_ABSENT, "kv_heads": 8, "max_positions": 131_072, "sliding_window": 4096},
         windows="all",
     ),
     Family.QWEN2: Dialect(
         "Qwen2ForCausalLM",
         _DECODER,
-        {**_DECODER_ABSENT, "max_positions": 32_768},
+        {**_DECODER_ABSENT, "kv_heads": 32, "max_positions": 32_768},
         windows="layers",
     ),
     Family.QWEN3: Dialect(
         "Qwen3ForCausalLM",
         {**_DECODER, **_BIAS},
-        {**_DECODER_ABSENT, "max_positions": 32_768, "head_dim": 128},
+        {**_DECODER_ABSENT, "kv_heads": 32, "max_positions": 32_768, "head_dim": 128},
         windows="layers",
     ),
     Family.MIXTRAL: Dialect(
@@ -110,14 +113,14 @@ DIALECTS: Mapping[Family, Dialect] = {
             "active": ("num_experts_per_tok",),
             "expert_ffn": ("intermediate_size",),
         },
-        {**_DECODER_ABSENT, "norm_eps": 1e-5, "max_positions": 131_072, "rope_theta": 1_000_000.0},
+        {**_DECODER_ABSENT, "kv_heads": 8, "norm_eps": 1e-5, "max_positions": 131_072, "rope_theta": 1_000_000.0},
         {"router_jitter_noise": 0.0},
         windows="all",
     ),
     Family.QWEN3_MOE: Dialect(
         "Qwen3MoeForCausalLM",
         {**_DECODER, **_BIAS, **_QWEN_EXPERTS},
-        {**_DECODER_ABSENT, "max_positions": 32_768, "normalise": False},
+        {**_DECODER_ABSENT, "kv_heads": 4, "max_positions": 32_768, "normalise": False},
         {"decoder_sparse_step": 1},
         windows="all",
     ),
@@ -179,7 +182,14 @@ DIALECTS: Mapping[Family, Dialect] = {
             "rope_dim": ("qk_rope_head_dim",),
             "value_dim": ("v_head_dim",),
         },
-        {**_DECODER_ABSENT, "max_positions": 4096, "shared": 1, "dense_layers": 3, "normalise": True, "query_rank": 0},
+        {
+            **_DECODER_ABSENT,
+            "max_positions": 4096,
+            "shared": 1,
+            "dense_layers": 3,
+            "normalise": True,
+            "query_rank": 1536,
+        },
         {"moe_layer_freq": 1},
     ),
 }

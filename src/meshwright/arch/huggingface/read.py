@@ -13,7 +13,7 @@ from typing import Any
 from meshwright.arch.arch import Arch, Experts, Latent
 from meshwright.arch.checks import check_arch, check_layers
 from meshwright.arch.families import FAMILIES
-from meshwright.arch.huggingface.dialects import ACTIVATIONS, DIALECTS, INERT, SHAPE_KEYS, Dialect
+from meshwright.arch.huggingface.dialects import ACTIVATIONS, DIALECTS, INERT, NULL_SPEAKS, SHAPE_KEYS, Dialect
 from meshwright.arch.huggingface.rope import read_rope
 from meshwright.arch.huggingface.values import check_values
 from meshwright.config.choices import Family
@@ -34,17 +34,23 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
 
     Raises RequestError where there is none, or where it is not a JSON object.
     """
-    file = Path(path).expanduser()
-    file = file / "config.json" if file.is_dir() else file
-    if not file.is_file():
-        raise RequestError(f'model.hf = "{path}"', "is neither a config.json nor a folder that holds one")
     try:
+        file = Path(path).expanduser()
+        file = file / "config.json" if file.is_dir() else file
+        if not file.is_file():
+            raise RequestError(f'model.hf = "{path}"', "is neither a config.json nor a folder that holds one")
         config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(str(file), f"is not JSON: {error}") from None
+    except (OSError, RuntimeError) as error:  # a name too long, a home that is nobody's
+        raise RequestError(f'model.hf = "{path}"', f"cannot be read: {_reason(error)}") from None
     if not isinstance(config, dict):
         raise RequestError(str(file), "is not a JSON object")
     return config
+
+
+def _reason(error: OSError | RuntimeError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def arch_from_hf(config: Mapping[str, Any]) -> Arch:
@@ -110,9 +116,10 @@ class _Reader:
 
     def value(self, name: str, otherwise: Any = None) -> Any:
         """What the config says of `name`; where it is silent or null, what that means; at last `otherwise`."""
-        for key in self.dialect.keys.get(name, ()):
-            if self.config.get(key) is not None:
-                return self.config[key]
+        said = [self.config[key] for key in self.dialect.keys.get(name, ()) if key in self.config]
+        given = next((each for each in said if each is not None), None)
+        if given is not None or (said and name in NULL_SPEAKS):
+            return otherwise if given is None else given
         return self.dialect.absent.get(name, otherwise)
 
     def size(self, name: str) -> Any:
@@ -187,7 +194,7 @@ class _Reader:
 
     def _uniform_window(self, window: int, kinds: list[str] | None) -> tuple[int, tuple[int, ...]]:
         """mistral says it by sliding_window alone, mixtral too (absent: none), qwen3_moe has a switch as well."""
-        if self.family is not Family.MISTRAL and self.config.get("sliding_window") is None:
+        if self.family is Family.MIXTRAL and self.config.get("sliding_window") is None:
             window = 0
         if self.family is Family.QWEN3_MOE and not self.config.get("use_sliding_window", False):
             window = 0
@@ -230,8 +237,8 @@ class _Reader:
         return len(dense) if dense else int(self.value("dense_layers", 0))
 
     def latent(self) -> Latent:
-        names = ("query_rank", "kv_rank", "content_dim", "rope_dim", "value_dim")
-        return Latent(**{name: self.size(name) for name in names})
+        names = ("kv_rank", "content_dim", "rope_dim", "value_dim")
+        return Latent(query_rank=self.value("query_rank", 0), **{name: self.size(name) for name in names})
 
     def _tell(self, message: str) -> None:
         warnings.warn(message, ConfigWarning, stacklevel=4)
