@@ -307,12 +307,20 @@ def test_reading_from_a_folder_or_a_file(tmp_path: Path) -> None:
     assert read_hf_config(tmp_path) == read_hf_config(tmp_path / "config.json") == LLAMA
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "broken.json").write_text("{")
-    for name, message in (("nowhere", "neither a config.json"), ("list.json", "object"), ("broken.json", "not JSON")):
+    for name, message in (
+        ("nowhere", '^model.hf = ".*nowhere": is neither a config.json'),
+        ("list.json", "object"),
+        ("broken.json", "not JSON"),
+    ):
         with pytest.raises(RequestError, match=message):
             read_hf_config(tmp_path / name)
     (tmp_path / "deep.json").write_text("[" * 100_000)
-    for path in (tmp_path / "deep.json", "x" * 5000, "~nobody-of-this-name/hf"):
-        with pytest.raises(RequestError):
+    for path, message in (
+        (tmp_path / "deep.json", "is not JSON"),
+        ("x" * 5000, "cannot be read"),
+        ("~nobody/x", "home"),
+    ):
+        with pytest.raises(RequestError, match=message):
             read_hf_config(path)
 
 

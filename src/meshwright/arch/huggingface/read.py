@@ -37,13 +37,15 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
     try:
         file = Path(path).expanduser()
         file = file / "config.json" if file.is_dir() else file
-        if not file.is_file():
-            raise RequestError(f'model.hf = "{path}"', "is neither a config.json nor a folder that holds one")
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RequestError(str(file), f"is not JSON: {error}") from None
+        content = file.read_bytes() if file.is_file() else None
     except (OSError, RuntimeError) as error:  # a name too long, a home that is nobody's
         raise RequestError(f'model.hf = "{path}"', f"cannot be read: {_reason(error)}") from None
+    if content is None:
+        raise RequestError(f'model.hf = "{path}"', "is neither a config.json nor a folder that holds one")
+    try:
+        config = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(str(file), f"is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise RequestError(str(file), "is not a JSON object")
     return config
