@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from meshwright.checkpoint.errors import CheckpointError
 from meshwright.checkpoint.held import masters, optimizer_states, parameters
 from meshwright.checkpoint.manifest import Manifest
 from meshwright.checkpoint.plans import plan_to_json
@@ -17,7 +18,7 @@ from meshwright.comm.views import Held
 from meshwright.layout.moves import Piece
 from meshwright.parallel.engine import Engine
 
-__all__ = ["EngineSubject", "subject_of"]
+__all__ = ["EngineSubject", "scale_of", "subject_of"]
 
 
 def subject_of(held: Engine | Subject) -> Subject:
@@ -69,15 +70,26 @@ class EngineSubject:
 
     def expect(self, manifest: Manifest) -> None:
         """It has room for everything from the start."""
+        scale_of(manifest.extra)
 
     @torch.no_grad()
     def finish(self, updates: int, extra: Mapping[str, Any]) -> None:
         """Cast masters, count `updates` as completed, take up the loss scale."""
-        scale = extra.get("loss_scale")
-        if scale and self._engine.loss_scale.dynamic:
-            self._engine.loss_scale.value = float(scale["value"])
-            self._engine.loss_scale.good_steps = int(scale["good_steps"])
+        scale = scale_of(extra)
+        if scale is not None and self._engine.loss_scale.dynamic:
+            self._engine.loss_scale.value, self._engine.loss_scale.good_steps = scale
         for store in self._engine.stores:
             store.publish_own()
             for run in store.runs:
                 run.step.fill_(updates)
+
+
+def scale_of(extra: Mapping[str, Any]) -> tuple[float, int] | None:
+    """The loss scale that a checkpoint keeps, and its good steps; None of a run without. Raises CheckpointError."""
+    kept = extra.get("loss_scale")
+    if not kept:
+        return None
+    try:
+        return float(kept["value"]), int(kept["good_steps"])
+    except (TypeError, KeyError, ValueError):
+        raise CheckpointError(f"the manifest's extra holds loss_scale = {str(kept)[:60]}, which is none") from None

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "DamagedError", "SaveError"]
+__all__ = ["AddressError", "CheckpointError", "DamagedError", "SaveError", "spelled"]
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be read, written or continued; the message is for the user."""
+
+
+class AddressError(CheckpointError):
+    """An address at which there is no checkpoint, or can be none: it as it was written, and why, as a clause."""
+
+    def __init__(self, address: str, rule: str) -> None:
+        self.address, self.rule = spelled(address), rule
+        super().__init__(f"{self.address} {rule}")
 
 
 class DamagedError(CheckpointError):
@@ -29,3 +37,8 @@ class DamagedError(CheckpointError):
 
 class SaveError(CheckpointError):
     """A checkpoint was not written; older ones are as they were. Equal on every rank."""
+
+
+def spelled(name: str) -> str:
+    """A name as it is where a reader can see all of it, else with escapes."""
+    return name if name.isprintable() and name.strip() else repr(name)

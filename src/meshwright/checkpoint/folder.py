@@ -21,7 +21,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshwright.checkpoint.errors import CheckpointError, DamagedError
+from meshwright.checkpoint.errors import AddressError, CheckpointError, DamagedError
 from meshwright.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from meshwright.checkpoint.storage import At, Local, Storage, nothing, open_storage, write_small
 
@@ -212,10 +212,14 @@ def load_manifest(storage: Storage, path: str) -> Manifest:
 def find_checkpoint(address: str | Path) -> tuple[Storage, str]:
     """The storage and path of one checkpoint: a step folder itself, a `latest` file, or a run folder (its newest).
 
-    Raises CheckpointError where there is none.
+    Raises AddressError where there is none.
     """
     storage = open_storage(address)
-    if MANIFEST in storage.names(""):
+    try:
+        names = storage.names("")
+    except OSError as error:
+        raise AddressError(str(address), f"cannot be read: {error.strerror or error}") from None
+    if MANIFEST in names:
         return storage, ""
     if isinstance(storage, Local) and Path(storage.address).name in (LATEST, CHECKPOINTS):
         folder = Folder(Path(storage.address).parent)
@@ -223,9 +227,15 @@ def find_checkpoint(address: str | Path) -> tuple[Storage, str]:
         folder = Folder(address)
     steps = folder.steps()
     if not steps:
-        raise CheckpointError(f"{address} is no checkpoint: it holds neither a manifest.json nor checkpoints/step-...")
+        raise AddressError(str(address), f"is no checkpoint: {_why_none(storage)}")
     named = folder.latest() if Path(str(address)).name == LATEST else None
     return folder.storage, named or folder.path(steps[0])
+
+
+def _why_none(storage: Storage) -> str:
+    if isinstance(storage, Local) and not Path(storage.address).is_dir():
+        return "it is a file; name its folder" if Path(storage.address).exists() else "there is no such folder"
+    return f"it holds neither a {MANIFEST} nor {CHECKPOINTS}/step-..."
 
 
 def disk_full(needed: int, free: int, where: str) -> str:

@@ -7,7 +7,7 @@ in the right places, whatever layout wrote them and whatever layout holds them n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,16 +15,17 @@ from meshwright.checkpoint.arrival import Arrival
 from meshwright.checkpoint.engine import subject_of
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
 from meshwright.checkpoint.fingerprint import check_fingerprint
+from meshwright.checkpoint.fits import check_fits, has_states
 from meshwright.checkpoint.folder import find_checkpoint, load_manifest
 from meshwright.checkpoint.manifest import MANIFEST, Manifest
 from meshwright.checkpoint.source import Source, checkpoint_source, fill
 from meshwright.checkpoint.storage import Storage
-from meshwright.checkpoint.subject import Known, Subject
+from meshwright.checkpoint.subject import Subject
 from meshwright.comm.agree import Side, refused_by, words
 from meshwright.config.errors import RequestError
 from meshwright.parallel.engine import Engine
 
-__all__ = ["agreed", "check_fits", "load", "load_checkpoint", "load_weights"]
+__all__ = ["agreed", "load", "load_checkpoint", "load_weights"]
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ def load_checkpoint(held: Engine | Subject, storage: Storage, path: str, side: S
 
     manifest, arrival = agreed(side, read)
     _compare(arrival, storage.where(f"{path}/{MANIFEST}"), side)
-    subject.finish(manifest.updates if _has_states(manifest, subject.known) else 0, manifest.extra)
+    subject.finish(manifest.updates if has_states(manifest, subject.known) else 0, manifest.extra)
     return manifest
 
 
@@ -95,31 +96,6 @@ def agreed(side: Side, action: Callable[[], T]) -> T:
         if "message" in value:
             raise CheckpointError(value["message"])
     return result  # type: ignore[return-value]
-
-
-def check_fits(manifest: Manifest, known: Known, where: str) -> None:
-    """Raises CheckpointError where the tensors are not those that are `known`: by name, by shape. States that nobody
-    knows are left out, weights are not."""
-    saved = {tensor.name: tensor.shape for tensor in manifest.tensors}
-    states = _has_states(manifest, known)
-    wanted = {name: shape for name, (shape, _) in known.items() if states or "/" not in name}
-    if lacking := [name for name in wanted if name not in saved]:
-        raise CheckpointError(f"{where}: has no {lacking[0]} ({len(lacking)} tensors of this model are not in it)")
-    if foreign := [name for name in saved if "/" not in name and name not in known]:
-        raise CheckpointError(f"{where}: holds {foreign[0]} ({len(foreign)} tensors of it are not in this model)")
-    for name, shape in wanted.items():
-        if saved[name] != shape:
-            raise CheckpointError(f"{where}: {name} has shape {list(saved[name])}, this model's has {list(shape)}")
-
-
-def _has_states(manifest: Manifest, known: Known) -> bool:
-    """Whether the checkpoint has the states of this optimizer: imported weights and another rule's have not."""
-    return _kinds(known) <= _kinds(tensor.name for tensor in manifest.tensors)
-
-
-def _kinds(names: Iterable[str]) -> set[str]:
-    """Which states of an optimizer there are."""
-    return {name.partition("/")[0] for name in names if "/" in name}
 
 
 def _compare(arrival: Arrival, where: str, side: Side) -> None:

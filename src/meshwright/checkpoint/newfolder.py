@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from meshwright.checkpoint.errors import CheckpointError
+from meshwright.checkpoint.errors import AddressError, CheckpointError
 from meshwright.checkpoint.folder import disk_full
 from meshwright.checkpoint.manifest import MANIFEST
 from meshwright.checkpoint.storage import Local, Storage, open_storage, write_small
@@ -44,9 +44,15 @@ def new_folder(out: str | Path, needed_bytes: int = 0) -> Iterator[NewFolder]:
     Raises RequestError where `out` holds something or can be no folder, CheckpointError where fewer than `needed_bytes`
     are free.
     """
-    whole = open_storage(out)
-    if whole.names(""):
-        raise RequestError(str(out) or ".", "exists and is not empty; nothing is overwritten", ("another folder",))
+    try:
+        whole = open_storage(out)
+        names = whole.names("")
+    except AddressError as error:
+        raise RequestError(error.address, error.rule, ("another folder",)) from None
+    except OSError as error:
+        raise _cannot_be_made(out, error) from None
+    if names:
+        raise RequestError(str(out), "exists and is not empty; nothing is overwritten", ("another folder",))
     if isinstance(whole, Local):
         _check_can_be_folder(Path(whole.address))
     free = whole.free_bytes()
@@ -55,7 +61,10 @@ def new_folder(out: str | Path, needed_bytes: int = 0) -> Iterator[NewFolder]:
     if whole.renames:
         place = Path(whole.address).absolute()
         draft = NewFolder(Local(place.parent), place.name, secrets.token_hex(4))
-        draft.storage.make(draft.folder)
+        try:
+            draft.storage.make(draft.folder)
+        except OSError as error:
+            raise _cannot_be_made(out, error) from None
     else:
         draft = NewFolder(whole, "", "")
     try:
@@ -63,6 +72,10 @@ def new_folder(out: str | Path, needed_bytes: int = 0) -> Iterator[NewFolder]:
     except BaseException:
         draft.storage.remove_folder(draft.folder)
         raise
+
+
+def _cannot_be_made(out: str | Path, error: OSError) -> RequestError:
+    return RequestError(str(out), f"cannot be made: {error.strerror or error}", ("another folder",))
 
 
 def _check_can_be_folder(out: Path) -> None:

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
+from meshwright.arch.checks import check_arch
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
+from meshwright.config.choices import Family
 from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
 
@@ -37,6 +39,8 @@ def plan_from(value: Mapping[str, Any], file: str) -> Plan:
         raise CheckpointError(f"{file} is of a module under data_parallel, not of a decoder: checkpoint.load takes it")
     try:
         plan: Plan = _read(Plan, value)
+        check_arch(plan.arch)
+        Family(plan.arch.family)
     except (TypeError, ValueError, KeyError, RecursionError) as error:
         raise DamagedError(file, f"holds no plan: {error}") from None
     return plan

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
+from meshwright.checkpoint.fits import check_fits
 from meshwright.checkpoint.folder import CHECKPOINTS, Folder, find_checkpoint, load_manifest
-from meshwright.checkpoint.loader import agreed, check_fits, load_checkpoint
+from meshwright.checkpoint.loader import agreed, load_checkpoint
 from meshwright.checkpoint.manifest import Manifest
 from meshwright.checkpoint.plans import differences
 from meshwright.checkpoint.state import shapes

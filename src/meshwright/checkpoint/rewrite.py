@@ -11,6 +11,7 @@ from torch import Tensor
 from meshwright.checkpoint.beside import beside_of, write_beside
 from meshwright.checkpoint.errors import CheckpointError
 from meshwright.checkpoint.fingerprint import Fingerprints, check_fingerprint
+from meshwright.checkpoint.fits import check_fits
 from meshwright.checkpoint.folder import data_name, load_manifest
 from meshwright.checkpoint.gathered import part_of_rank, whole_manifest
 from meshwright.checkpoint.manifest import BLOCK_BYTES, MANIFEST, Manifest
@@ -31,11 +32,12 @@ def reshard(storage: Storage, path: str, out: str | Path, plan: Plan) -> Manifes
     """Write the checkpoint at `path` of `storage` anew at `out` for the layout of `plan`, in constant memory.
 
     Every byte that is read is checked, every fingerprint compared. `plan` must train the same as the saved one. Raises
-    DamagedError, and RequestError where `out` is taken.
+    DamagedError, CheckpointError where the tensors are not those of `plan`, RequestError where `out` is taken.
     """
     saved = load_manifest(storage, path)
     if saved.math != plan.math:
         raise CheckpointError(f"{storage.where(path)}: a new layout may not change what is trained")
+    check_fits(saved, shapes(plan), storage.where(path))
     names = {tensor.name for tensor in saved.tensors}
     written = write_checkpoint(
         checkpoint_source(storage, path, saved),

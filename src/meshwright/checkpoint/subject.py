@@ -65,7 +65,8 @@ class Subject(Protocol):
         """Small state as JSON values."""
 
     def expect(self, manifest: Manifest) -> None:
-        """Make room for what is about to be loaded. Raises nothing: what does not fit is told by `known`."""
+        """Make room for what is about to be loaded. Tensors that do not fit are told by `known`; raises CheckpointError
+        for `extra` that means nothing."""
 
     def finish(self, updates: int, extra: Mapping[str, Any]) -> None:
         """After `views` and `stale` were filled."""

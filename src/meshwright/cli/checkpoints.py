@@ -15,16 +15,15 @@ __all__ = ["found", "told"]
 
 
 def found(address: str) -> tuple[Storage, str]:
-    """The checkpoint at `address`: a step folder, `latest`, a run folder, an fsspec address. Raises RequestError."""
-    from meshwright.checkpoint.errors import CheckpointError
+    """The checkpoint at `address`: a step folder, `latest`, a run folder, an fsspec address. Raises RequestError,
+    DamagedError for a broken `latest`."""
+    from meshwright.checkpoint.errors import AddressError
     from meshwright.checkpoint.folder import find_checkpoint
 
     try:
         return find_checkpoint(address)
-    except CheckpointError as error:
-        raise RequestError(
-            address, str(error).removeprefix(f"{address} "), ("runs/NAME", "a folder step-...")
-        ) from None
+    except AddressError as error:
+        raise RequestError(error.address, error.rule, ("runs/NAME", "a folder step-...")) from None
 
 
 def told(action: Callable[[], int]) -> int:

@@ -10,9 +10,9 @@ import torch
 
 from meshwright.arch.parameters import tensors
 from meshwright.checkpoint.beside import place_beside
+from meshwright.checkpoint.fits import planned_checkpoint
 from meshwright.checkpoint.folder import load_manifest
 from meshwright.checkpoint.loader import load_weights
-from meshwright.checkpoint.plans import plan_from
 from meshwright.checkpoint.source import Source, checkpoint_source, fill
 from meshwright.checkpoint.storage import Local, Storage, open_storage
 from meshwright.comm.agree import Side
@@ -50,8 +50,8 @@ class Evaluating:
 
 
 def plan_of(storage: Storage, path: str) -> Plan:
-    """The plan that a checkpoint was saved under."""
-    return plan_from(load_manifest(storage, path).plan, storage.where(path))
+    """The plan that a checkpoint was saved under. Raises DamagedError, CheckpointError."""
+    return planned_checkpoint(storage, path)[1]
 
 
 def decoder_of(storage: Storage, path: str, plan: Plan, device: torch.device | str = "cpu") -> Decoder:

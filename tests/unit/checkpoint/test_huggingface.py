@@ -110,6 +110,28 @@ def test_another_type_is_rounded_once(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
+def test_a_type_that_cannot_hold_the_values_is_refused(tmp_path: Path) -> None:
+    """70,000 became infinite in float16, and the export said nothing."""
+    model = saved_folder("llama", tmp_path / "in")
+    with torch.no_grad():
+        next(iter(model.parameters()))[0, 0] = 70_000.0
+    model.save_pretrained(tmp_path / "in")
+    import_checkpoint(tmp_path / "in", tmp_path / "one")
+    storage = open_storage(tmp_path / "one")
+    with pytest.raises(RequestError, match=r"--dtype float16: embedding\.weight has values beyond 65504, the"):
+        export_checkpoint(storage, "", tmp_path / "out", dtype=torch.float16)
+    assert not (tmp_path / "out").exists()
+    export_checkpoint(storage, "", tmp_path / "out", dtype=torch.bfloat16)
+
+
+def test_settings_from_nowhere_are_refused(tmp_path: Path) -> None:
+    saved_folder("llama", tmp_path / "in")
+    import_checkpoint(tmp_path / "in", tmp_path / "one")
+    for like in ("", str(tmp_path / "nowhere")):
+        with pytest.raises(RequestError, match=f'--like "{like}": is no folder'):
+            export_checkpoint(open_storage(tmp_path / "one"), "", tmp_path / "out", like=like)
+
+
 def test_a_sharded_index_is_read_and_written(tmp_path: Path) -> None:
     model = saved_folder("llama", tmp_path / "in", max_shard_size="60KB")
     assert len(list((tmp_path / "in").glob("model-*.safetensors"))) > 2

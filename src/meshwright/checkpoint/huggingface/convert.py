@@ -14,11 +14,10 @@ from meshwright.arch.arch import Arch
 from meshwright.checkpoint.beside import beside_of
 from meshwright.checkpoint.dtypes import name_of
 from meshwright.checkpoint.errors import DamagedError
-from meshwright.checkpoint.folder import load_manifest
+from meshwright.checkpoint.fits import planned_checkpoint
 from meshwright.checkpoint.huggingface.read import HFFolder, open_hf, side_files
 from meshwright.checkpoint.huggingface.write import CONFIG, SHARD_BYTES, Exported, export_weights
 from meshwright.checkpoint.manifest import Manifest
-from meshwright.checkpoint.plans import plan_from
 from meshwright.checkpoint.rewrite import write_checkpoint
 from meshwright.checkpoint.source import checkpoint_source
 from meshwright.checkpoint.storage import Storage
@@ -58,8 +57,7 @@ def export_checkpoint(
     Tokenizer and generation settings come from `like`, else from where the model came from. Raises DamagedError,
     RequestError, CheckpointError.
     """
-    manifest = load_manifest(storage, path)
-    plan = plan_from(manifest.plan, storage.where(path))
+    manifest, plan = planned_checkpoint(storage, path)
     config, beside = _carried(storage, path, plan, like)
     source = checkpoint_source(storage, path, manifest)
     return export_weights(source, plan.arch, out, dtype=dtype, like=config, beside=beside, shard_bytes=shard_bytes)
@@ -84,8 +82,8 @@ def _carried(
     storage: Storage, path: str, plan: Plan, like: str | Path | None
 ) -> tuple[Mapping[str, Any] | None, dict[str, bytes]]:
     """The config.json that the model came from and the files beside it, from the first place that has any."""
-    if like is not None and not Path(like).is_dir():
-        raise RequestError(f"--like {like}", "is no folder", ("a folder with tokenizer and config.json",))
+    if like is not None and not (str(like) and Path(like).is_dir()):
+        raise RequestError(f'--like "{like}"', "is no folder", ("a folder with tokenizer and config.json",))
     if like is None and (found := beside_of(storage, path)):
         return _config(found.pop(CONFIG, None)), found
     named = like or plan.start.folder

@@ -9,7 +9,7 @@ A tied head is not written; the vocabulary has no padding, for no file of ours h
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from meshwright.arch.arch import Arch
 from meshwright.arch.huggingface.dialects import INERT
 from meshwright.arch.huggingface.write import hf_config
 from meshwright.checkpoint.container import plan_container
+from meshwright.checkpoint.dtypes import name_of
 from meshwright.checkpoint.huggingface.names import HFTensor, hf_tensors
 from meshwright.checkpoint.huggingface.read import INDEX, SIDE_FILES, SINGLE
 from meshwright.checkpoint.newfolder import NewFolder, new_folder
@@ -29,6 +30,7 @@ from meshwright.checkpoint.storage import Buffer, Writing
 from meshwright.checkpoint.stream import Box, stream
 from meshwright.checkpoint.views import bytes_of
 from meshwright.checkpoint.writer import chunks_of
+from meshwright.config.errors import RequestError
 
 __all__ = ["CONFIG", "SHARD_BYTES", "Exported", "export_weights", "merged_config"]
 
@@ -72,7 +74,7 @@ def export_weights(
 
     `dtype` None keeps the stored type. `like` is the config.json that the model came from: keys that say nothing of
     the arithmetic (token ids) are taken over. `beside` are further files, name -> content. Raises DamagedError,
-    RequestError where the family cannot be said or `out` is taken.
+    RequestError where the family cannot be said, `out` is taken or `dtype` cannot hold a value.
     """
     known = hf_tensors(arch)
     dtypes = [dtype or source.dtype(tensor.parts[0].piece.tensor) for tensor in known]
@@ -109,14 +111,26 @@ def _write_weights(
     )
     boxes = [Box(known[n].box, dtypes[n], known[n].parts) for n in contents.order]
     writing = folder.storage.create(folder.path(name))
-    _finish(writing, [contents.header], (filled.values for filled in stream(source, boxes)))
+    _finish(writing, [contents.header], _values(source, boxes))
+
+
+def _values(source: Source, boxes: Sequence[Box]) -> Iterator[Tensor]:
+    """The values in order. Raises RequestError where a narrower type would make infinities of them."""
+    for filled in stream(source, boxes):
+        dtype, tensor = boxes[filled.box].dtype, boxes[filled.box].parts[0].piece.tensor
+        most = torch.finfo(dtype).max
+        if most < torch.finfo(source.dtype(tensor)).max and bool(filled.values.isinf().any()):
+            name = name_of(dtype)
+            rule = f"{tensor} has values beyond {most:.5g}, the largest of {name}"
+            raise RequestError(f"--dtype {name}", rule, ("bfloat16", "float32"))
+        yield filled.values
 
 
 def _write(folder: NewFolder, name: str, content: bytes) -> None:
     _finish(folder.storage.create(folder.path(name)), [content], ())
 
 
-def _finish(writing: Writing, first: Sequence[Buffer], values: Iterator[Tensor] | tuple[()]) -> None:
+def _finish(writing: Writing, first: Sequence[Buffer], values: Iterable[Tensor]) -> None:
     try:
         for data in first:
             writing.write(data)

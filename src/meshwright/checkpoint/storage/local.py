@@ -87,7 +87,8 @@ class Local:
         existing = self._root
         while not existing.exists() and existing != existing.parent:
             existing = existing.parent
-        return shutil.disk_usage(existing).free
+        usage = shutil.disk_usage(existing)
+        return usage.free if usage.total else None  # /proc and some network file systems count nothing
 
     @staticmethod
     def _sync_folder(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.checkpoint.errors import CheckpointError, DamagedError
+from meshwright.checkpoint.errors import AddressError, DamagedError
 from meshwright.checkpoint.storage.interface import At, Buffer, Reading, Writing, nothing
 
 __all__ = ["Remote"]
@@ -19,12 +19,12 @@ class Remote:
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise CheckpointError(f"{address} is an address: they need fsspec (pip install fsspec)") from None
+            raise AddressError(address, "is an address: they need fsspec (pip install fsspec)") from None
         self.address = address
         try:
             self._files, root = url_to_fs(address)
         except (ImportError, ValueError) as error:  # a protocol nobody knows, or whose package is not installed
-            raise CheckpointError(f"{address} cannot be opened: {error}") from None
+            raise AddressError(address, f"cannot be opened: {error}") from None
         self._root = str(root).rstrip("/")
         self._at = at
 
