@@ -137,6 +137,14 @@ def open_dataset(settings: DataSettings, cache_folder: Path) -> Dataset:
 
     Raises RequestError for everything a user can mend: no file, unknown format, nothing accepted, too few tokens.
     """
+    try:
+        return _opened(settings, cache_folder)
+    except OSError as error:
+        value = str(error.filename or f'data.source = "{settings.source}"')
+        raise RequestError(value, f"cannot be read: {error.strerror or error}") from None
+
+
+def _opened(settings: DataSettings, cache_folder: Path) -> Dataset:
     located = locate(settings.source)
     tokenizer = open_tokenizer(settings.tokenizer)
     if located.kind is SourceKind.TEXT:

@@ -42,6 +42,21 @@ def test_the_built_in_corpus(tmp_path: Path, settings: Factory) -> None:
     assert dataset.decode(dataset.encode("def é")) == "def é"
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.bin", "a.npy", "a.parquet"])
+def test_a_file_that_cannot_be_read_is_refused_by_name(
+    tmp_path: Path, settings: Factory, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_bytes(b"12345678")
+
+    def denied(file: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr("builtins.open", denied)
+    with pytest.raises(RequestError, match=f"{name}.*: cannot be read.*Permission denied"):
+        open_dataset(settings(source=tmp_path / name), tmp_path / "c")
+
+
 def test_text_files_in_order_of_their_paths(tmp_path: Path, settings: Factory) -> None:
     for name, text in [("b.txt", "second"), ("a.txt", "first"), ("c.txt", "")]:
         (tmp_path / name).write_text(text)

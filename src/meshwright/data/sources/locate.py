@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from glob import glob, has_magic
@@ -12,6 +14,7 @@ from meshwright.data.sources.python import python_sources
 
 TEXT_FORMATS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 TOKEN_FORMATS = (".npy", ".bin")
+_RUN_FOLDER = frozenset(("run.toml", "plan.json", "metrics.jsonl"))
 ACCEPTED = ('"python"', *TEXT_FORMATS, *TOKEN_FORMATS, ".bin with .idx beside it (Megatron)")
 
 
@@ -33,10 +36,11 @@ class Located:
 def locate(source: str) -> Located:
     """Files of "python", of a file, of a folder (all accepted files below it) or of a glob (`**` goes down).
 
-    A Megatron data set may be named by its .bin, its .idx, or by the prefix of both.
+    A Megatron data set may be named by its .bin, its .idx, or by the prefix of both. What is hidden below a folder is
+    left out, as a glob leaves it out, and so are run folders: a run that reads "." would read its own figures.
 
-    Sorted by path. Raises RequestError where nothing is found, a file named has another format, or text and token
-    files are mixed.
+    Each file once, sorted by path. Raises RequestError where nothing is found, a file named has another format, or
+    text and token files are mixed.
     """
     if source == "python":
         return Located(SourceKind.TEXT, python_sources())
@@ -66,18 +70,40 @@ def format_of(file: Path) -> str | None:
 def _files(source: str) -> tuple[Path, ...]:
     path = Path(source).expanduser()
     if path.is_file():
-        return (path.with_suffix(".bin") if path.suffix.lower() == ".idx" else path,)
-    if Path(f"{path}.idx").is_file():
-        return (Path(f"{path}.bin"),)
+        return (_tokens_of(path) if path.suffix.lower() == ".idx" else path,)
+    if (index := Path(f"{path}.idx")).is_file():
+        return (_tokens_of(index),)
     if path.is_dir():
-        found = [file for file in path.rglob("*") if file.is_file() and format_of(file) is not None]
+        found = set(_below(path))
         lack = "is a folder without a file of an accepted format"
     elif has_magic(source):
-        found = [Path(name) for name in glob(str(path), recursive=True) if Path(name).is_file()]
-        found = [file for file in found if file.suffix.lower() != ".idx"]
+        found = {Path(name) for name in glob(str(path), recursive=True)}  # `**/**` names a file more than once
+        found = {file for file in found if file.is_file() and file.suffix.lower() != ".idx"}
         lack = "matches no file"
     else:
         raise RequestError(f'data.source = "{source}"', "there is no such file or folder", ACCEPTED)
     if not found:
         raise RequestError(f'data.source = "{source}"', lack, ACCEPTED)
     return tuple(sorted(found, key=lambda file: file.as_posix()))
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder, onerror=_raise):
+        if Path(place) != folder and _RUN_FOLDER.issubset(names):
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files = [Path(place, name) for name in names if not name.startswith(".")]
+        yield from (file for file in files if format_of(file) is not None and file.is_file())
+
+
+def _raise(error: OSError) -> None:
+    """A folder that cannot be read is not an empty one."""
+    raise error
+
+
+def _tokens_of(index: Path) -> Path:
+    tokens = index.with_suffix(".bin")
+    if not tokens.is_file():
+        raise RequestError(str(index), f"is an index without its tokens: there is no {tokens.name} beside it")
+    return tokens

@@ -30,5 +30,5 @@ def read_parquet(file: Path, text_field: str, tokenizer: Tokenizer) -> Iterator[
                 for record in batch.to_pylist():
                     row += 1
                     yield from documents_of(record, str(file), row, text_field, tokenizer)
-    except arrow.ArrowException as error:
+    except (arrow.ArrowException, OSError) as error:  # damaged pages are told as an error of reading
         raise RequestError(str(file), f"cannot be read as parquet: {error}") from None

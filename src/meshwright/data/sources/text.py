@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codecs import getincrementaldecoder
+from codecs import BOM_UTF8, getincrementaldecoder
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +13,7 @@ BLOCK_BYTES = 1 << 23
 
 
 def read_text(file: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Piece | Skipped]:
-    """The file as one document of UTF-8 text (line ends kept as they are).
+    """The file as one document of UTF-8 text: line ends are kept as they are, a byte order mark is none of it.
 
     A file that is not UTF-8 is skipped whole, with the line of its first bad byte.
     """
@@ -22,10 +22,9 @@ def read_text(file: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Piece | Sk
         yield fault
         return
     size_bytes = file.stat().st_size
-    if size_bytes == 0:
-        yield empty(str(file), 1)
-    elif size_bytes <= block_bytes:
-        yield plain(file.read_bytes().decode("utf-8"))
+    if size_bytes <= max(block_bytes, len(BOM_UTF8)):
+        text = file.read_bytes().decode("utf-8-sig")
+        yield plain(text) if text else empty(str(file), 1)
     else:
         yield from _blocks(file, block_bytes)
 
@@ -48,7 +47,7 @@ def _first_fault(file: Path, block_bytes: int) -> Skipped | None:
 
 
 def _blocks(file: Path, block_bytes: int) -> Iterator[Piece]:
-    decoder = getincrementaldecoder("utf-8")()
+    decoder = getincrementaldecoder("utf-8-sig")()
     held = ""
     with file.open("rb") as stream:
         while block := stream.read(block_bytes):

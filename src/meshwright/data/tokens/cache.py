@@ -28,7 +28,7 @@ from meshwright.data.tokenizer.tokenizer import Tokenizer, token_dtype
 from meshwright.data.tokens.stream import Shard, StartsIndex
 from meshwright.data.tokens.writer import STARTS, TOKENS, TRAINED, TokenWriter
 
-FORMAT = 1
+FORMAT = 2  # 1 took the byte order mark of a text file for text
 MAX_PROBLEMS = 20
 """Bad records that are told one by one; all are counted."""
 _INDEX = "index.json"
@@ -81,7 +81,9 @@ def cached_tokens(folder: Path, key: str, tokenizer: Tokenizer, read: Callable[[
                 found = _opened(place)
     except OSError as error:
         value = str(error.filename or folder)
-        raise RequestError(value, f"cannot be read or written while text becomes tokens: {error.strerror}") from error
+        raise RequestError(
+            value, f"cannot be read or written while text becomes tokens: {error.strerror or error}"
+        ) from error
     if found is None:
         raise RequestError(str(place), "the token cache just built is not whole: does another process delete it?")
     return found

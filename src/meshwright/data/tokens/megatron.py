@@ -74,6 +74,7 @@ def open_megatron(bin_file: Path, idx_file: Path) -> tuple[npt.NDArray[np.intege
         raise RequestError(str(bin_file), rule)
     if num_starts < 2 or first_sequences[0] != 0 or first_sequences[-1] != num_sequences:
         raise RequestError(str(idx_file), "documents do not cover all sequences")
+    _check_ascending(idx_file, first_sequences)
     tokens = np.memmap(bin_file, dtype=dtype, mode="r").view(np.ndarray)
     return tokens, MegatronIndex(offsets, first_sequences, dtype.itemsize)
 
@@ -97,3 +98,12 @@ def _check_contiguous(idx_file: Path, lengths: npt.NDArray[np.int32], offsets: I
             raise RequestError(str(idx_file), f"sequence {sequence} does not begin where the one before it ends")
         end = int(expected[-1] + sizes[-1])
     return end // token_bytes
+
+
+def _check_ascending(idx_file: Path, first_sequences: Integers) -> None:
+    for first in range(0, len(first_sequences) - 1, _CHECKED_SEQUENCES):
+        begins = first_sequences[first : first + _CHECKED_SEQUENCES + 1]
+        wrong = np.flatnonzero(begins[1:] < begins[:-1])
+        if wrong.size:
+            document = first + int(wrong[0]) + 1
+            raise RequestError(str(idx_file), f"document {document} begins before the one before it")

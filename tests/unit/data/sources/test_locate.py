@@ -29,6 +29,29 @@ def test_globs_are_sorted_and_may_go_down(tree: Path) -> None:
     assert names(f"{tree}/**/*.[jp]*", tree) == ["a.jsonl", "sub/c.jsonl.gz", "sub/d.parquet"]
 
 
+def test_a_file_that_a_glob_finds_twice_is_read_once(tree: Path) -> None:
+    assert names(f"{tree}/**/**/*.jsonl.gz", tree) == ["sub/c.jsonl.gz"]
+
+
+def test_hidden_files_and_run_folders_are_no_data(tree: Path) -> None:
+    """A run that reads "." finds the same files once its own folder and cache lie there."""
+    before = names(str(tree), tree)
+    for name in ["run.toml", "plan.json", "metrics.jsonl", "data.jsonl", "checkpoints/step-1/x.bin"]:
+        (tree / "runs" / "demo" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / "runs" / "demo" / name).write_text("{}")
+    for name in ["runs/.cache/tokens/a/tokens.bin", ".hidden.txt"]:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("x")
+    assert names(str(tree), tree) == before
+
+
+def test_an_index_without_its_tokens_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.idx").write_text("x")
+    for name in ("a.idx", "a"):
+        with pytest.raises(RequestError, match=r"there is no a\.bin beside it"):
+            locate(f"{tmp_path}/{name}")
+
+
 def test_a_megatron_pair_is_one_file(tmp_path: Path) -> None:
     for name in ["a.bin", "a.idx", "b.npy"]:
         (tmp_path / name).write_text("x")
@@ -74,6 +97,6 @@ def test_a_folder_that_cannot_be_searched_is_refused(tmp_path: Path, monkeypatch
     def denied(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(tmp_path / "closed"))
 
-    monkeypatch.setattr(Path, "rglob", denied)
+    monkeypatch.setattr("os.scandir", denied)
     with pytest.raises(RequestError, match=r"cannot be searched: .*closed: Permission denied"):
         locate(str(tmp_path))

@@ -45,3 +45,13 @@ def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"no parquet at all")
     with pytest.raises(RequestError, match=r"a\.parquet"):
         list(read_parquet(file, "text", BYTES))
+
+
+def test_damaged_pages_are_refused_by_the_name_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["one", "two"]}), file)
+    content = bytearray(file.read_bytes())
+    content[8:40] = b"\xff" * 32
+    file.write_bytes(content)
+    with pytest.raises(RequestError, match=r"a\.parquet: cannot be read as parquet"):
+        list(read_parquet(file, "text", BYTES))

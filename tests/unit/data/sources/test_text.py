@@ -26,6 +26,16 @@ def test_blocks_of_a_long_file_are_one_document(tmp_path: Path, block_bytes: int
     assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
 
 
+@pytest.mark.parametrize("block_bytes", [1, 2, 4, 1000])
+def test_a_byte_order_mark_is_no_text(tmp_path: Path, block_bytes: int) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"\xef\xbb\xbfone\nt\xef\xbb\xbfo")
+    pieces = [piece for piece in read_text(file, block_bytes) if isinstance(piece, Piece)]
+    assert "".join(piece.text for piece in pieces) == "one\nt\ufeffo"
+    file.write_bytes(b"\xef\xbb\xbf")
+    assert [item.reason for item in read_text(file, block_bytes) if isinstance(item, Skipped)] == ["empty text"]
+
+
 @pytest.mark.parametrize("block_bytes", [2, 5, 1000])
 def test_a_file_that_is_not_utf8_is_skipped_whole(tmp_path: Path, block_bytes: int) -> None:
     """B78 (Megatron-LM#62), the byte 0xff; and a character cut off by the end of the file."""

@@ -59,3 +59,9 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path, change: object, told:
     idx_file.write_bytes(change(idx_file.read_bytes()))  # type: ignore[operator]
     with pytest.raises(RequestError, match=told):
         open_megatron(bin_file, idx_file)
+
+
+@pytest.mark.parametrize("documents", [[0, 3, 2, 3], [0, -1, 3]])
+def test_documents_that_do_not_ascend_are_refused(tmp_path: Path, documents: list[int]) -> None:
+    with pytest.raises(RequestError, match="begins before the one before it"):
+        open_megatron(*write(tmp_path, [[1, 2], [3], [4]], documents))
