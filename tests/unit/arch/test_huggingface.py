@@ -318,7 +318,7 @@ def test_reading_from_a_folder_or_a_file(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "deep.json", "is not JSON"),
         ("x" * 5000, "cannot be read"),
-        ("~nobody/x", "home"),
+        ("~no-such-user/x", "home"),
     ):
         with pytest.raises(RequestError, match=message):
             read_hf_config(path)
