@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["AddressError", "CheckpointError", "DamagedError", "SaveError", "spelled"]
+__all__ = ["AddressError", "CheckpointError", "DamagedError", "SaveError", "os_words", "spelled"]
 
 
 class CheckpointError(RuntimeError):
@@ -42,3 +42,9 @@ class SaveError(CheckpointError):
 def spelled(name: str) -> str:
     """A name as it is where a reader can see all of it, else with escapes."""
     return name if name.isprintable() and name.strip() else repr(name)
+
+
+def os_words(error: OSError, place: str) -> str:
+    """What the system refused, and of which file; `place` where it does not say."""
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return f"{' -> '.join(names) or place}: {error.strerror or error}"

@@ -24,6 +24,7 @@ from pathlib import Path
 from meshwright.checkpoint.errors import AddressError, CheckpointError, DamagedError
 from meshwright.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from meshwright.checkpoint.storage import At, Local, Storage, nothing, open_storage, write_small
+from meshwright.config.errors import RequestError
 
 __all__ = [
     "CHECKPOINTS",
@@ -171,7 +172,8 @@ class Folder:
             return None
         if not self.storage.renames:
             where = self.storage.where(CHECKPOINTS)
-            raise CheckpointError(f"{where} holds checkpoints and nothing there can be renamed; take another name")
+            rule = "holds checkpoints, and nothing there can be moved aside"
+            raise RequestError(where, rule, ("another name", "checkpoint.resume=auto"))
         self.storage.remove(LATEST)  # first: checkpoints without it are found, it without checkpoints is an error
         taken = set(self.storage.names(""))
         number = next(n for n in range(1, 1 << 30) if f"{CHECKPOINTS}.before-{n}" not in taken)
@@ -206,7 +208,11 @@ def load_manifest(storage: Storage, path: str) -> Manifest:
     data = storage.read(where)
     if data is None:
         raise DamagedError(storage.where(where), "is missing: the checkpoint is not complete")
-    return read_manifest(data, storage.where(where))
+    manifest = read_manifest(data, storage.where(where))
+    named = _STEP.fullmatch(path.rpartition("/")[2])
+    if named is not None and int(named[1]) != manifest.step:
+        raise DamagedError(storage.where(where), f"is of step {manifest.step}, in the folder of another step")
+    return manifest
 
 
 def find_checkpoint(address: str | Path) -> tuple[Storage, str]:
@@ -221,15 +227,22 @@ def find_checkpoint(address: str | Path) -> tuple[Storage, str]:
         raise AddressError(str(address), f"cannot be read: {error.strerror or error}") from None
     if MANIFEST in names:
         return storage, ""
-    if isinstance(storage, Local) and Path(storage.address).name in (LATEST, CHECKPOINTS):
-        folder = Folder(Path(storage.address).parent)
-    else:
-        folder = Folder(address)
+    run, name = _above(storage)
+    folder = Folder(run if name in (LATEST, CHECKPOINTS) else address)
     steps = folder.steps()
     if not steps:
         raise AddressError(str(address), f"is no checkpoint: {_why_none(storage)}")
-    named = folder.latest() if Path(str(address)).name == LATEST else None
+    named = folder.latest() if name == LATEST else None
     return folder.storage, named or folder.path(steps[0])
+
+
+def _above(storage: Storage) -> tuple[str, str]:
+    """The folder in which the root of a storage lies, and the root's name in it; no name where it is the outermost."""
+    if isinstance(storage, Local):
+        place = Path(storage.address)
+        return str(place.parent), place.name
+    above, _, name = storage.address.rstrip("/").rpartition("/")
+    return (above, name) if not above.endswith(":/") else (storage.address, "")
 
 
 def _why_none(storage: Storage) -> str:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from meshwright.checkpoint.arrival import Arrival
 from meshwright.checkpoint.engine import subject_of
-from meshwright.checkpoint.errors import CheckpointError, DamagedError
+from meshwright.checkpoint.errors import CheckpointError, DamagedError, os_words
 from meshwright.checkpoint.fingerprint import check_fingerprint
 from meshwright.checkpoint.fits import check_fits, has_states
 from meshwright.checkpoint.folder import find_checkpoint, load_manifest
@@ -85,8 +85,10 @@ def agreed(side: Side, action: Callable[[], T]) -> T:
         refusal, told = error, {"refused": words(error).decode()}
     except DamagedError as error:
         told = {"damaged": error.fields()}
-    except (CheckpointError, OSError) as error:
+    except CheckpointError as error:
         told = {"message": str(error)}
+    except OSError as error:
+        told = {"message": os_words(error, "input/output")}
     for rank, message in enumerate(side.together(json.dumps(told).encode())):
         value = json.loads(message)
         if "refused" in value:

@@ -92,9 +92,8 @@ def resume(
 
     Damage that only loading shows makes `auto` fall back to the checkpoint before; `told` hears of it.
     """
-    if side.rank == 0:
-        for line in folder.clean():
-            told(line)
+    for line in agreed(side, lambda: folder.clean() if side.rank == 0 else []):
+        told(line)
     if wanted is Resume.NONE:
         aside = agreed(side, lambda: folder.set_aside() if side.rank == 0 else None)
         if aside is not None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from meshwright.checkpoint.engine import subject_of
-from meshwright.checkpoint.errors import SaveError
+from meshwright.checkpoint.errors import SaveError, os_words
 from meshwright.checkpoint.fingerprint import Fingerprints, Signing
 from meshwright.checkpoint.folder import Draft, Folder, disk_full
 from meshwright.checkpoint.gathered import part_of_rank, whole_manifest
@@ -259,7 +259,9 @@ def _in_words(error: Exception, folder: Folder, needed_bytes: int) -> str:
     """What a user can act on; a full disk is told with both numbers."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         storage = folder.storage
-        return disk_full(needed_bytes, storage.free_bytes() or 0, storage.where("checkpoints"))
+        free = storage.free_bytes() or 0
+        told = disk_full(needed_bytes, free, storage.where("checkpoints"))
+        return f"{told}; what ran out is inodes or a quota" if free > needed_bytes else told
     if isinstance(error, OSError):
-        return f"{error.filename or folder.storage.address}: {error.strerror or error}"
+        return os_words(error, folder.storage.address)
     return f"{error}" if isinstance(error, (SaveError, RuntimeError)) else f"{type(error).__name__}: {error}"

@@ -61,6 +61,7 @@ class Local:
 
     def put(self, path: str, data: bytes) -> None:
         draft = f"{path}.draft"
+        (self._root / draft).unlink(missing_ok=True)  # what a crash left, or a link that leads elsewhere
         write_small(self, draft, data)
         self.rename(draft, path)
 
@@ -133,7 +134,7 @@ class _LocalReading:
 
 class _LocalWriting:
     def __init__(self, file: Path, path: str, at: At) -> None:
-        self._stream = file.open("wb", buffering=_BUFFER_BYTES)
+        self._stream = file.open("xb", buffering=_BUFFER_BYTES)  # a new file: nothing is overwritten, no link followed
         self._path, self._at = path, at
         self._waiting = 0
 
