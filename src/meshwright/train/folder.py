@@ -28,7 +28,17 @@ from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
 from meshwright.train.job import Job
 
-__all__ = ["REPORT", "FolderState", "Journal", "check_folder", "folder_state", "is_new", "plan_json", "write_json"]
+__all__ = [
+    "REPORT",
+    "FolderState",
+    "Journal",
+    "check_folder",
+    "check_output",
+    "folder_state",
+    "is_new",
+    "plan_json",
+    "write_json",
+]
 
 PLAN, RUN, METRICS, DATA, LEDGER = "plan.json", "run.toml", "metrics.jsonl", "data.jsonl", "ledger.json"
 REPORT = "report.html"
@@ -44,6 +54,16 @@ class FolderState(IntEnum):
 def is_new(job: Job) -> bool:
     """Whether nothing stands under the run's name yet."""
     return not job.folder.exists() or (job.folder.is_dir() and not any(job.folder.iterdir()))
+
+
+def check_output(job: Job) -> None:
+    """Make the folder that holds run folders. Raises RequestError where it cannot be made."""
+    output = job.folder.parent
+    try:
+        job.cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        rule = f"cannot be made: {error.strerror or error}"
+        raise RequestError(f'train.output = "{output}"', rule, ('"runs", the default', "another folder")) from None
 
 
 def check_folder(job: Job) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshwright.checkpoint.errors import CheckpointError
+from meshwright.checkpoint.errors import AddressError, CheckpointError
 from meshwright.checkpoint.folder import Folder
 from meshwright.checkpoint.huggingface.read import open_hf
 from meshwright.checkpoint.loader import agreed, load_weights
@@ -41,11 +41,11 @@ def is_finished(job: Job, corpus: str = "") -> bool:
 
     Reads manifests only; to be called before any rank is started.
     """
-    saving = job.saving
+    saving, folder = job.saving, _folder(job)
     if saving.resume is Resume.NONE:
         return False
     try:
-        found = look(_folder(job), job.plan, saving.resume, corpus=corpus, accept_changes=saving.accept_changes)
+        found = look(folder, job.plan, saving.resume, corpus=corpus, accept_changes=saving.accept_changes)
     except CheckpointError as error:
         raise RequestError(f'checkpoint.resume = "{saving.resume}"', str(error), ("none", "another name")) from None
     if found is None:
@@ -76,8 +76,11 @@ def begin(engine: Engine, job: Job, side: Side, corpus: str, told: Callable[[str
 
 
 def _folder(job: Job) -> Folder:
+    asked, works = f'train.output = "{job.checkpoints}"', ("a folder", "s3://bucket/runs")
     try:
-        return Folder(job.checkpoints)
-    except CheckpointError as error:
-        problem = str(error).removeprefix(f"{job.checkpoints} ")
-        raise RequestError(f'train.output = "{job.checkpoints}"', problem, ("a folder", "s3://bucket/runs")) from None
+        folder = Folder(job.checkpoints)
+    except AddressError as error:
+        raise RequestError(asked, error.rule, works) from None
+    if not folder.storage.shared:
+        raise RequestError(asked, "is memory of one process, and gone when it ends", works)
+    return folder

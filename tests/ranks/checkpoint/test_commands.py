@@ -141,3 +141,14 @@ def test_an_address_that_cannot_be_opened_is_refused_before_ranks_start(
     err = capfd.readouterr().err
     assert 'train.output = "nosuch://bucket/runs/far": cannot be opened: Protocol not known: nosuch' in err
     assert not (tmp_path / "runs" / "far").exists()
+
+
+def test_memory_of_one_process_is_no_place_for_a_run(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captured
+) -> None:
+    """Ranks saved into memories of their own, all said "saved", and nothing was left."""
+    monkeypatch.chdir(tmp_path)
+    assert main(words(place, "far", "train.output=memory://bucket/runs")) == 2
+    told = 'train.output = "memory://bucket/runs/far": is memory of one process, and gone when it ends; what works: '
+    assert told in capfd.readouterr().err
+    assert not (tmp_path / "runs" / "far").exists()

@@ -13,7 +13,7 @@ from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run
 from meshwright.plan.resolve import resolve
 from meshwright.testing.models import m0_bytes
-from meshwright.train.folder import FolderState, Journal, folder_state, write_json
+from meshwright.train.folder import FolderState, Journal, check_output, folder_state, write_json
 from meshwright.train.job import Job, job_of
 
 
@@ -62,6 +62,14 @@ def test_a_file_in_the_way_is_refused(job: Job) -> None:
     job.folder.write_text("x")
     with pytest.raises(RequestError, match="is a file"):
         folder_state(job)
+
+
+def test_an_output_that_cannot_be_made_is_refused_by_its_key(job: Job, tmp_path: Path) -> None:
+    """It was told as a fault of the token cache, the first that wrote there."""
+    (tmp_path / "wall").write_text("x")
+    output = tmp_path / "wall" / "runs"
+    with pytest.raises(RequestError, match=f'train.output = "{output}": cannot be made: Not a directory; what works: '):
+        check_output(replace(job, folder=output / "m0", cache=output / ".cache"))
 
 
 def test_an_output_that_cannot_be_written_is_refused(job: Job, tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ class Storage(Protocol):
     """As the user wrote it."""
     renames: bool
     """Whether `rename` publishes a folder at once; where it does not, the manifest does."""
+    shared: bool
+    """Whether other processes, now and later, find what one has written."""
 
     def where(self, path: str) -> str:
         """How messages name `path`."""

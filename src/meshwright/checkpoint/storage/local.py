@@ -25,6 +25,7 @@ class Local:
     """Changes are flushed, the folders' own entries too; a rename publishes."""
 
     renames = True
+    shared = True
 
     def __init__(self, root: Path, at: At = nothing) -> None:
         self.address = str(root)

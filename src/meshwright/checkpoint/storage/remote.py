@@ -26,6 +26,7 @@ class Remote:
         except (ImportError, ValueError) as error:  # a protocol nobody knows, or whose package is not installed
             raise AddressError(address, f"cannot be opened: {error}") from None
         self._root = str(root).rstrip("/")
+        self.shared = "memory" not in self._files.protocol  # a name, or several
         self._at = at
 
     def where(self, path: str) -> str:

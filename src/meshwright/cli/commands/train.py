@@ -114,11 +114,12 @@ def _refuse_early(job: Job) -> str:
     Every rank of a launcher may ask: none has met the others yet, so none has written.
     """
     from meshwright.train.feed import open_corpus
-    from meshwright.train.folder import check_folder, is_new
+    from meshwright.train.folder import check_folder, check_output, is_new
 
     if not is_new(job):
         check_folder(job)
         return ""
+    check_output(job)
     if job.plan.start.source is Weights.LOAD:
         from meshwright.checkpoint.huggingface.read import open_hf
 
