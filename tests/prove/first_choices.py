@@ -11,7 +11,8 @@ from meshwright.parallel.dry_run import dry_run
 from meshwright.parallel.support import check_supported
 from meshwright.plan.folds.traffic import Transport
 from meshwright.price.catalogue import cluster_of
-from meshwright.price.price import Price, steady
+from meshwright.price.folded import steady
+from meshwright.price.price import Price
 from meshwright.price.search import search
 
 BUILT = {"mesh.cp": 1, "mesh.ep": 1}

@@ -65,19 +65,14 @@ class Group:
 
     def members(self, degrees: Degrees, at: Coordinates) -> tuple[int, ...]:
         """The ranks of the group that `at` belongs to, by their digit on the factor; a lone rank is its own group."""
-        axes = sorted(self.factor.axes, key=degrees.order.index)
         step, ways = self.factor.stride, self.factor.degree
         here = degrees.index(self.factor.axes, at)
         base = here - here // step % ways * step
-        ranks = []
-        for digit in range(ways):
-            index, where = base + digit * step, {axis: at.on(axis) for axis in Axis}
-            if index >= degrees.over(*axes):
-                break
-            for axis in reversed(axes):
-                index, where[axis] = divmod(index, degrees.on(axis))
-            ranks.append(degrees.rank(Coordinates(**{axis.value: place for axis, place in where.items()})))
-        return tuple(ranks)
+        ranks = [degrees.rank(at) - sum(at.on(axis) * degrees.stride(axis) for axis in self.factor.axes)]
+        for axis in sorted(self.factor.axes, key=degrees.order.index):  # all ranks over the axes, in order of index
+            steps = range(0, degrees.on(axis) * degrees.stride(axis), degrees.stride(axis))
+            ranks = [rank + each for rank in ranks for each in steps]
+        return tuple(ranks[base : base + ways * step : step])
 
     def place(self, degrees: Degrees, at: Coordinates) -> int:
         """The index of `at` inside its group."""

@@ -27,6 +27,8 @@ from meshwright.layout.groups import GroupName
 
 
 class Op(Enum):
+    __hash__ = object.__hash__  # members are single objects; what Enum has is Python code, asked of every action
+
     COUNT = "count"
     GATHER = "gather"
     FORWARD = "forward"
@@ -45,6 +47,8 @@ class Op(Enum):
 
 class What(Enum):
     """What a send, receive or sum carries."""
+
+    __hash__ = object.__hash__  # as of Op
 
     ACTIVATION = "activation"
     COTANGENT = "cotangent"

@@ -22,7 +22,7 @@ from meshwright.price.cluster import Following
 from meshwright.price.context import context_bytes
 from meshwright.price.layouts import RECOMPUTES, Array, Layouts
 from meshwright.price.offload import guest_bytes, kept_home
-from meshwright.price.program_memory import program_activations
+from meshwright.price.program_memory import Held, program_activations
 from meshwright.price.schedule import in_flight
 from meshwright.price.target import Target
 from meshwright.price.weights import Weights
@@ -148,11 +148,16 @@ def by_stage(target: Target, layouts: Layouts, held: Weights) -> list[dict[str, 
     """Bytes by category on the first, the fullest inner and the last stage."""
     tokens = layouts.micro * target.sequence / layouts.cp
     each = block_bytes(target, layouts, tokens)
-    return [_stage(target, layouts, held, stage, tokens, each) for stage in range(3)]
+    known = target.is_literal and not target.arch.experts and not target.arch.latent
+    program = program_activations(target, layouts) if known else (None, None, None)
+    return [_stage(target, layouts, held, stage, tokens, each, program[stage]) for stage in range(3)]
 
 
-def _stage(target: Target, layouts: Layouts, held: Weights, stage: int, tokens: Array, each: Array) -> dict[str, Array]:
-    """Bytes by category on the first (0), the fullest inner (1) or the last stage (2)."""
+def _stage(
+    target: Target, layouts: Layouts, held: Weights, stage: int, tokens: Array, each: Array, program: Held | None
+) -> dict[str, Array]:
+    """Bytes by category on the first (0), the fullest inner (1) or the last stage (2); `program`: what the literal one
+    keeps, where its units are known."""
     blocks = (layouts.first, layouts.most, layouts.last)[stage]
     outer_first = (stage == 0) * np.ones_like(blocks)
     outer_last = np.where(layouts.head_first, stage == 0, stage == 2) * 1.0
@@ -164,12 +169,11 @@ def _stage(target: Target, layouts: Layouts, held: Weights, stage: int, tokens: 
     flight = in_flight(layouts, place)
     out["activations"] = _activations(target, layouts, tokens, blocks, flight, each)
     out["logits"] = outer_last * _logits(target, layouts, tokens, flight)
+    if program is not None:
+        alone = (layouts.cp == 1) & (layouts.ep == 1)
+        out["activations"] = np.where(alone, program[0], out["activations"])
+        out["logits"] = np.where(alone, program[1], out["logits"])
     if target.is_literal:
-        if not target.arch.experts and not target.arch.latent:
-            kept, logits = program_activations(target, layouts, stage, blocks)
-            alone = (layouts.cp == 1) & (layouts.ep == 1)
-            out["activations"] = np.where(alone, kept, out["activations"])
-            out["logits"] = np.where(alone, logits, out["logits"])
         out["gradients"] = _appearing(target, layouts, out, flight, largest)
     out["buffers"] = _buffers(target, layouts, held, tokens, largest) + guest_bytes(target, layouts, out, blocks)
     for name in ("parameters", "optimizer", "master"):

@@ -6,7 +6,7 @@ literal program from its fold where one exists, else from the closed forms; traf
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,22 +15,17 @@ from meshwright.arch.arithmetic import Convention, flops_per_sequence, repeated_
 from meshwright.arch.unbuilt import lacking
 from meshwright.config.built import unbuilt
 from meshwright.config.choices import Documents, Recompute
-from meshwright.layout.axes import Coordinates
-from meshwright.plan.action import Kind
 from meshwright.plan.folds.ledger import Row
-from meshwright.plan.folds.memory import Timeline
-from meshwright.plan.folds.memory import memory as folded_memory
-from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
-from meshwright.plan.program import role_program
 from meshwright.price.applies import beyond_closed_form
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster, Following
 from meshwright.price.estimate import Estimates, estimate
+from meshwright.price.folded import StageBytes, folded, fullest_moment, may_be_fullest, transport_of
 from meshwright.price.layouts import of_plan
 from meshwright.price.memory import CATEGORIES, routed_share
-from meshwright.price.simulate import simulated
+from meshwright.price.simulate import simulated_seconds
 from meshwright.price.target import Target, target_of
 from meshwright.price.times import PARTS
 from meshwright.price.traffic import traffic
@@ -67,7 +62,7 @@ class Price:
     @cached_property
     def traffic(self) -> tuple[Row, ...]:
         """Rows of the ledger of one step."""
-        return traffic(self.plan, self.rank, _transport(self.cluster))
+        return traffic(self.plan, self.rank, transport_of(self.cluster))
 
     @cached_property
     def simulated_because(self) -> str | None:
@@ -83,7 +78,7 @@ class Price:
     @cached_property
     def step_seconds(self) -> float:
         if self.simulated_because is not None:
-            return simulated(self.plan, self.cluster).step_seconds
+            return simulated_seconds(self.plan, self.cluster)
         return float(self.estimates.times.step[0])
 
     @cached_property
@@ -162,11 +157,9 @@ class Price:
         the fold of its program. None where it does not run."""
         if not self.runs:
             return None
-        plan = steady(self.plan)
-        held = plan.pipeline.stages
-        # Of equally full stages the earlier one keeps more micro-batches.
-        stages = {0, min(1, plan.degrees.pp - 1), max(range(len(held)), key=held.__getitem__) % plan.degrees.pp}
-        return max(each.peak_bytes for each in _folded(plan, self.cluster, sorted(stages | {plan.degrees.pp - 1})))
+        if self.is_folded:
+            return max(self.stage_peaks)
+        return max(each.peak for each in folded(self.plan, self.cluster, may_be_fullest(self.plan)))
 
     @cached_property
     def fits_trained(self) -> bool:
@@ -178,7 +171,7 @@ class Price:
         """The largest sum of live bytes on a rank of each pipeline stage."""
         pp = self.plan.degrees.pp
         if self.is_folded:
-            return tuple(timeline.peak_bytes for timeline in self._timelines)
+            return tuple(each.peak for each in self._by_stage)
         memory = self.estimates.memory
         first, inner, last = (int(each[0]) for each in (memory.peaks_first, memory.peaks_inner, memory.peaks_last))
         return (first,) if pp == 1 else (first, *[inner] * (pp - 2), last)
@@ -189,8 +182,8 @@ class Price:
         closed = self.estimates.memory
         peak = max(self.stage_peaks)
         if self.is_folded:
-            timeline = self._timelines[self.stage_peaks.index(peak)]
-            sizes = {category.value: size for category, size in timeline.largest.items()}
+            fullest = self._by_stage[self.stage_peaks.index(peak)]
+            sizes = {category.value: size for category, size in fullest.largest.items()}
         else:
             sizes = {name: int(getattr(closed, name)[0]) for name in CATEGORIES}
         reserved, outside = self._reserved(peak), float(closed.device[0] - closed.reserved[0])
@@ -220,17 +213,11 @@ class Price:
         stage = self.stage_peaks.index(max(self.stage_peaks))
         if not self.is_folded:
             return f"stage {stage}, when most micro-batches are in flight"
-        timeline = self._timelines[stage]
-        if timeline.peak_index < 0:
-            return f"stage {stage}, between steps"
-        action = role_program(self.plan, stage, Kind.TRAIN).actions[timeline.peak_index]
-        unit = self.plan.arch.unit_name(action.unit) if action.unit >= 0 else f"bucket {action.bucket}"
-        micro = f" of micro-batch {action.micro}" if action.micro >= 0 else ""
-        return f"stage {stage}, {action.op.value} of {unit}{micro}"
+        return fullest_moment(self.plan, self.cluster, stage)
 
     @cached_property
-    def _timelines(self) -> tuple[Timeline, ...]:
-        return _folded(self.plan, self.cluster, range(self.plan.degrees.pp))
+    def _by_stage(self) -> tuple[StageBytes, ...]:
+        return folded(self.plan, self.cluster, range(self.plan.degrees.pp))
 
     @cached_property
     def flops(self) -> dict[str, int]:
@@ -303,21 +290,3 @@ class Price:
 def price(plan: Plan, cluster: str | Cluster = "local", rank: int = 0) -> Price:
     """What `plan` costs on a cluster of the catalogue, of a file, or given. Raises RequestError for unknown ones."""
     return Price(plan, cluster if isinstance(cluster, Cluster) else cluster_of(cluster), rank)
-
-
-def steady(plan: Plan) -> Plan:
-    """The plan with the fewest micro-batches that fill its pipeline: more change no peak."""
-    micros = min(plan.accumulation, 3 * plan.degrees.pp)
-    sequences = micros * plan.batch.micro * plan.degrees.dp * plan.degrees.ep
-    return replace(plan, batch=replace(plan.batch, sequences=sequences))
-
-
-def _folded(plan: Plan, cluster: Cluster, stages: Iterable[int]) -> tuple[Timeline, ...]:
-    """The memory of a rank of each of some stages, folded."""
-    ranks = [plan.degrees.rank(Coordinates(pp=stage)) for stage in stages]
-    fused = cluster.device.generation != "cpu"
-    return tuple(folded_memory(plan, rank, transport=_transport(cluster), fused_norms=fused) for rank in ranks)
-
-
-def _transport(cluster: Cluster) -> Transport:
-    return Transport.DIRECT if cluster.device.generation == "cpu" else Transport.NCCL

@@ -31,7 +31,7 @@ from meshwright.plan.schedules import Work
 from meshwright.price.layouts import RECOMPUTES, SCHEDULES, Array, Layouts
 from meshwright.price.target import Target
 
-__all__ = ["Crest", "crests", "program_activations"]
+__all__ = ["Crest", "Held", "crests", "program_activations"]
 
 _FILLED = 3  # micro-batches a stage: more keep no more
 _SPLIT = (Schedule.ZB_H1, Schedule.ZB_V)
@@ -54,58 +54,86 @@ class _UnitBytes(NamedTuple):
     entering: int
 
 
+Held = tuple[Array, Array]
+"""Bytes of activations and, apart from them, of logits."""
+
+_DECIDE = ("micro", "tp", "sequence", "recompute", "schedule", "pp", "chunks", "first", "most", "last")
+
 Crest = tuple[int, int, int, int, int, int]
 """Graphs of all chunks of a stage together, of its first and of its last chunk; then factors likewise."""
 
 
-def program_activations(target: Target, layouts: Layouts, stage: int, blocks: Array) -> tuple[Array, Array]:
-    """Bytes at their most on the first (0), the fullest inner (1) or the last stage (2): (activations, logits)."""
-    units = _UnitBytes(*_units_of(target, layouts).T)
-    counts = _crests_of(layouts, stage)  # layouts x crests x 6
+def program_activations(target: Target, layouts: Layouts) -> tuple[Held, Held, Held]:
+    """Bytes at their most on the first, the fullest inner and the last stage: (activations, logits).
+
+    Layouts that differ only in what nothing of this depends on, as ZeRO's stage, are counted once.
+    """
+    columns: list[Array] = [getattr(layouts, name) for name in _DECIDE]
+    _, first, which = _distinct(*columns, np.minimum(layouts.accumulation, _FILLED * layouts.pp))
+    some = layouts.part(first)
+    units = _UnitBytes(*_units_of(target, some).T)
+    held = (_on_stage(some, units, stage) for stage in range(3))
+    one, inner, last = ((activations[which], logits[which]) for activations, logits in held)
+    return one, inner, last
+
+
+def _on_stage(layouts: Layouts, units: _UnitBytes, stage: int) -> Held:
+    blocks = (layouts.first, layouts.most, layouts.last)[stage]
+    counts = _crests_of(layouts, stage)  # 6 x layouts x crests
     full = layouts.recompute == RECOMPUTES.index(Recompute.FULL)
     has_head = np.where(layouts.head_first, stage == 0, stage == 2) * 1.0
-    has_embedding = float(stage == 0)
+    has_embedding = (stage == 0) * np.ones_like(blocks)
     each = blocks / layouts.chunks
-    sizes = np.stack([
+    sizes = (
         each * np.where(full, units.entering, units.block), has_embedding * units.embedding, has_head * units.head,
         each * units.block_factors, has_embedding * units.embedding_factors, has_head * units.head_factors,
-    ], axis=1)  # fmt: skip
-    fullest = (counts * sizes[:, None]).sum(axis=2).max(axis=1)
+    )  # fmt: skip
+    total = np.zeros(counts.shape[1:])
+    for count, size in zip(counts, sizes, strict=True):
+        total += count * size[:, None]
     passing = np.maximum(units.block_passing + full * units.block, has_head * units.head_passing)
     logits = has_head * units.logits
-    return fullest + passing - logits + (layouts.pp > 1) * units.entering, logits
+    return total.max(axis=1) + passing - logits + (layouts.pp > 1) * units.entering, logits
 
 
 def _units_of(target: Target, layouts: Layouts) -> Array:
     """`_UnitBytes` of every layout, as rows."""
     split = np.isin(layouts.schedule, [SCHEDULES.index(each) for each in _SPLIT]) & (layouts.pp > 1)
     selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
-    kinds, which = _distinct(layouts.micro, layouts.tp, layouts.sequence, selective * 1.0, split * 1.0)
+    kinds, _, which = _distinct(layouts.micro, layouts.tp, layouts.sequence, selective * 1.0, split * 1.0)
     dtype = Dtype.BFLOAT16 if target.stored == 2 else target.precision.compute
     model = target.arch, dtype, target.precision.reduce, target.sequence, target.direct
     return np.array([_unit_bytes(*model, *map(int, kind)) for kind in kinds], dtype=np.float64)[which]
 
 
 def _crests_of(layouts: Layouts, stage: int) -> Array:
-    """Crests of every layout: as many for all, the missing ones of nothing."""
+    """Crests of every layout, 6 x layouts x crests: as many for all, the missing ones of nothing."""
     micros = np.minimum(layouts.accumulation, _FILLED * layouts.pp)
-    kinds, which = _distinct(layouts.schedule, layouts.pp, micros, layouts.chunks)
-    table = np.zeros((len(kinds), _MOST_CRESTS, 6))
+    kinds, _, which = _distinct(layouts.schedule, layouts.pp, micros, layouts.chunks)
+    table = np.zeros((6, len(kinds), _MOST_CRESTS))
     for row, (schedule, pp, count, chunks) in enumerate(kinds.astype(int)):
         place = (0, min(1, pp - 1), pp - 1)[stage]
         found = crests(SCHEDULES[schedule], int(place), int(pp), int(count), int(chunks))
         kept = found if len(found) <= _MOST_CRESTS else found[:: -(-len(found) // _MOST_CRESTS)]
-        table[row, : len(kept)] = kept
-    return np.asarray(table[:, : max(1, int((table.sum(axis=2) > 0).sum(axis=1).max()))][which])
+        table[:, row, : len(kept)] = np.transpose(kept)
+    most = max(1, int((table.sum(axis=0) > 0).sum(axis=1).max()))
+    return np.asarray(table[:, :, :most][:, which])
 
 
-def _distinct(*columns: npt.NDArray[Any]) -> tuple[Array, npt.NDArray[np.intp]]:
-    """The rows that columns of small whole numbers have, each once, and which of them every layout has."""
-    key = np.zeros(len(columns[0]))
+def _distinct(*columns: npt.NDArray[Any]) -> tuple[Array, npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """The rows that columns of whole numbers have, each once, where it is found first, and which of them every layout
+    has."""
+    key, span = np.zeros(len(columns[0])), 1
     for column in columns:
-        key = key * (column.max() + 1) + column
-    _, first, which = np.unique(key, return_index=True, return_inverse=True)
-    return np.stack(columns, axis=1)[first], which
+        low = column.min()
+        ways = int(column.max() - low) + 1
+        key, span = key * ways + (column - low), span * ways
+    table = np.stack(columns, axis=1)
+    if span < 2**53:
+        _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    else:  # more than a float tells apart
+        _, first, which = np.unique(table, axis=0, return_index=True, return_inverse=True)
+    return table[first], first, which.reshape(-1)
 
 
 @lru_cache(maxsize=4096)

@@ -145,10 +145,12 @@ def search(
     if not found.fitting:
         raise _nothing_fits(space, groups)
     points = found.joined()
-    rows = _first_rows(run, space, groups, points, by, top)
+    shown = _Shown(run, space, groups, points)
+    fastest = _order(points, By.TIME)
+    rows = _first_rows(shown, fastest if by is not By.MEMORY else _order(points, by), by, top)
     if not rows:
         raise _nothing_fits(space, groups)
-    pareto = [row for row in _resolved(run, space, groups, points, _front(points), By.TIME) if row.price.fits_trained]
+    pareto = [row for row in shown.rows(_front(points, fastest), By.TIME) if row.price.fits_trained]
     counts = {
         "enumerated": enumerated + found.moved,
         "legal": _legal(space, groups) + found.moved,
@@ -274,9 +276,8 @@ def _order(points: Mapping[str, np.ndarray], by: By) -> np.ndarray:
     return np.lexsort((points[second], points[first]))
 
 
-def _front(points: Mapping[str, np.ndarray], most: int = 12) -> np.ndarray:
-    """Points that no other beats in both; where there are many, spread evenly over the front."""
-    order = np.lexsort((points["bytes"], points["step"]))
+def _front(points: Mapping[str, np.ndarray], order: np.ndarray, most: int = 12) -> np.ndarray:
+    """Points, the fastest first in `order`, that no other beats in both; where there are many, spread evenly."""
     lowest = np.minimum.accumulate(points["bytes"][order])
     front = order[np.concatenate([[True], points["bytes"][order][1:] < lowest[:-1]])]
     if len(front) <= most:
@@ -303,14 +304,12 @@ def with_keys(run: RunConfig, keys: Mapping[str, Any]) -> RunConfig:
     return build_run(tables)
 
 
-def _first_rows(
-    run: RunConfig, space: Space, groups: list[Group], points: Mapping[str, np.ndarray], by: By, top: int
-) -> list[Row]:
+def _first_rows(shown: _Shown, order: np.ndarray, by: By, top: int) -> list[Row]:
     """The best layouts, `top` of them where as many are found among the first: closed forms may say that more fit."""
-    order, size = _order(points, by), top * _SPARE
+    size = top * _SPARE
     rows: list[Row] = []
     for start in range(0, min(len(order), _TRIES * size), size):
-        for row in _resolved(run, space, groups, points, order[start : start + size], by):
+        for row in shown.rows(order[start : start + size], by):
             if len(rows) < top and row.price.fits_trained:
                 rows.append(row)
         if len(rows) == top:
@@ -318,21 +317,30 @@ def _first_rows(
     return rows
 
 
-def _resolved(
-    run: RunConfig, space: Space, groups: list[Group], points: Mapping[str, np.ndarray], chosen: np.ndarray, by: By
-) -> list[Row]:
-    """The chosen points as runs that the rules accept and that fit, priced one by one, best first."""
-    rows = []
-    for index in chosen:
-        group = groups[points["group"][index]]
-        place = (int(points[name][index]) for name in ("inside", "outside", "offload"))
-        keys = keys_of(space, group, *place)
-        plan = planned(with_keys(run, keys), space.target.arch, space.gpus, space.target.cluster)
-        price = Price(plan, space.target.cluster)
-        if price.fits:
-            rows.append(Row(keys, price))
-    value = {By.MEMORY: lambda row: (row.price.memory["peak"], row.price.step_seconds)}
-    return sorted(rows, key=value.get(by, lambda row: (row.price.step_seconds, row.price.memory["peak"])))
+@dataclass(frozen=True)
+class _Shown:
+    """Points as runs that the rules accept, priced one by one, each once."""
+
+    run: RunConfig
+    space: Space
+    groups: list[Group]
+    points: Mapping[str, np.ndarray]
+    _priced: dict[int, Row] = field(default_factory=dict)
+
+    def rows(self, chosen: np.ndarray, by: By) -> list[Row]:
+        """Those of the chosen that fit, best first."""
+        rows = [row for row in map(self._row, map(int, chosen)) if row.price.fits]
+        value = {By.MEMORY: lambda row: (row.price.memory["peak"], row.price.step_seconds)}
+        return sorted(rows, key=value.get(by, lambda row: (row.price.step_seconds, row.price.memory["peak"])))
+
+    def _row(self, index: int) -> Row:
+        if index not in self._priced:
+            space, group = self.space, self.groups[self.points["group"][index]]
+            place = (int(self.points[name][index]) for name in ("inside", "outside", "offload"))
+            keys = keys_of(space, group, *place)
+            plan = planned(with_keys(self.run, keys), space.target.arch, space.gpus, space.target.cluster)
+            self._priced[index] = Row(keys, Price(plan, space.target.cluster))
+        return self._priced[index]
 
 
 def _legal(space: Space, groups: list[Group]) -> int:

@@ -19,6 +19,7 @@ from meshwright.layout.axes import Coordinates
 from meshwright.layout.groups import GroupName
 from meshwright.plan.action import COMPUTE, Action, Op
 from meshwright.plan.buckets import sharding_group
+from meshwright.plan.folds.duration import step_seconds
 from meshwright.plan.folds.graph import Streams, build_graph
 from meshwright.plan.folds.simulate import Simulation, simulate
 from meshwright.plan.folds.traffic import transfer
@@ -35,7 +36,7 @@ from meshwright.price.target import Target, target_of
 from meshwright.price.times import Block, block_seconds
 from meshwright.price.weights import weights
 
-__all__ = ["Clock", "simulated"]
+__all__ = ["Clock", "simulated", "simulated_seconds"]
 
 _WEIGHT_SHARE = 0.5  # of a backward's products
 
@@ -43,6 +44,11 @@ _WEIGHT_SHARE = 0.5  # of a backward's products
 def simulated(plan: Plan, cluster: Cluster) -> Simulation:
     """The step of a plan, action by action, over one rank of every role."""
     return simulate(build_graph(plan, streams=Streams.COMMUNICATOR), Clock(plan, target_of(plan, cluster)))
+
+
+def simulated_seconds(plan: Plan, cluster: Cluster) -> float:
+    """How long that step lasts, in a fraction of the time."""
+    return step_seconds(plan, Clock(plan, target_of(plan, cluster)))
 
 
 @dataclass

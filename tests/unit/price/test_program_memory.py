@@ -7,8 +7,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright.config.choices import Schedule
+from meshwright.layout.axes import Coordinates
+from meshwright.plan.folds.memory import memory
+from meshwright.plan.folds.traffic import Transport
 from meshwright.price.cluster import Following
-from meshwright.price.price import Price, steady
+from meshwright.price.folded import folded, may_be_fullest, steady
+from meshwright.price.price import Price
 from meshwright.price.program_memory import crests
 from tests.unit.price.ask import ask
 
@@ -60,11 +64,16 @@ def test_the_closed_form_is_near_the_fold(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_filled_pipeline_has_the_peak_of_the_whole_step(layout: str) -> None:
-    """What `trained_peak` folds, with the fewest micro-batches, and on a few stages only."""
+    """What a price folds, with few micro-batches, and for `trained_peak` of other software on a few stages only."""
     words = [word for word in layout.split() if not word.startswith("batch.global")]
-    price = ask(*MODEL, *words, "batch.global=128")
-    assert steady(price.plan).accumulation < price.plan.accumulation
-    assert price.trained_peak == price.memory["peak"]
+    price = ask(*MODEL, *words, "batch.global=256")
+    plan, stages = price.plan, range(price.plan.degrees.pp)
+    assert steady(plan).accumulation < plan.accumulation
+    whole = [memory(plan, plan.degrees.rank(Coordinates(pp=stage)), transport=Transport.NCCL, fused_norms=True)
+             for stage in stages]  # fmt: skip
+    assert price.stage_peaks == tuple(each.peak_bytes for each in whole)
+    assert price.trained_peak == price.memory["peak"] == max(price.stage_peaks[each] for each in may_be_fullest(plan))
+    assert folded(plan, price.cluster, stages) == tuple((each.peak_bytes, each.largest) for each in whole)
 
 
 def test_a_layout_that_does_not_run_has_no_peak_of_its_own() -> None:

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from meshwright.price.explain import explain
     from meshwright.price.price import Price
     from meshwright.price.request import requested
-    from meshwright.price.simulate import simulated
+    from meshwright.price.simulate import simulated_seconds
 
     path, words = request.split_request(arguments.request)
     _, plan, cluster = requested(path, words, arguments.cluster, arguments.gpus)
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.rank >= ranks:
         raise RequestError(f"--rank {arguments.rank}", f"the mesh has {ranks} ranks", (f"0 to {ranks - 1}",))
     price = Price(plan, cluster, arguments.rank)
-    seconds = simulated(plan, cluster).step_seconds if arguments.simulate else None
+    seconds = simulated_seconds(plan, cluster) if arguments.simulate else None
     if arguments.json:
         print_json(price.to_json() | ({} if seconds is None else {"simulated_seconds": seconds}))
     elif arguments.why is not None:

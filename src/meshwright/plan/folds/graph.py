@@ -25,6 +25,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from meshwright.layout.axes import Coordinates
+from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Action, Kind, Op
 from meshwright.plan.folds.traffic import transfer
 from meshwright.plan.meeting import plan_groups
@@ -175,15 +176,16 @@ class StreamsOfRank:
     """The stream of every launch of one rank."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
-        at = plan.degrees.coordinates(rank)
-        table = plan_groups(plan)
-        self._rank = rank
-        self._members = {name: group.members(plan.degrees, at) for name, group in table.items()}
-        self._streams = {name: Stream(members) for name, members in self._members.items()}
+        self._rank, self._degrees, self._groups = rank, plan.degrees, plan_groups(plan)
+        self._streams: dict[tuple[GroupName, int, Op | None], Stream] = {}
 
     def of(self, action: Action) -> Stream:
         assert action.group is not None
-        if action.peer < 0:
-            return self._streams[action.group]
-        peer = self._members[action.group][action.peer]
-        return Stream((self._rank, peer) if action.op is Op.SEND else (peer, self._rank), link=True)
+        key = action.group, action.peer, action.op if action.peer >= 0 else None
+        if key not in self._streams:
+            members = self._groups[action.group].members(self._degrees, self._degrees.coordinates(self._rank))
+            self._streams[key] = self._link(members[action.peer], action.op) if action.peer >= 0 else Stream(members)
+        return self._streams[key]
+
+    def _link(self, peer: int, op: Op) -> Stream:
+        return Stream((self._rank, peer) if op is Op.SEND else (peer, self._rank), link=True)

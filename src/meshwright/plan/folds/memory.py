@@ -227,13 +227,17 @@ class _Run:
 
     def _arriving(self, launched: Action) -> dict[Category, int]:
         """Shards of others on their way in: a direct reduce-scatter holds all of them until it adds them up."""
+        if self._transport is not Transport.DIRECT:
+            return {}
         moved = transfer(self._plan, self._steps, launched)
-        if self._transport is not Transport.DIRECT or moved is None or moved.operation is not Operation.REDUCE_SCATTER:
+        if moved is None or moved.operation is not Operation.REDUCE_SCATTER:
             return {}
         return {Category.BUFFERS: moved.payload_bytes // moved.ranks * (moved.ranks - 1)}
 
     def _change(self, index: int, sizes: Sizes, sign: int) -> None:
-        self.events.extend(Event(index, category, sign * size) for category, size in sizes.items() if size)
+        for category, size in sizes.items():
+            if size:
+                self.events.append(Event(index, category, sign * size))
 
 
 class _Sizes:
@@ -254,6 +258,8 @@ class _Sizes:
         self._hidden = border_elements(plan) * self._compute
         units = sorted({unit for bucket in steps.buckets for unit in bucket.units})
         self._graphs = {unit: graph_sizes(self._arch, unit, self._setting, plan.precision.compute) for unit in units}
+        self._forwards: dict[tuple[int, bool], int] = {}
+        self._backwards: dict[tuple[int, bool], Moments] = {}
         self.rows = {Category.BUFFERS: self._rows(masked)}
 
     def of(self, buffer: Buffer) -> Sizes:
@@ -279,14 +285,23 @@ class _Sizes:
                 return {}
 
     def of_forward(self, action: Action) -> int:
-        in_place = self._in_place and action.keep  # a forward that keeps nothing lets its logits go
-        return forward_passing(self._arch, action.unit, self._setting, self._plan.precision.compute, in_place)
+        key = action.unit, self._in_place and action.keep  # a forward that keeps nothing lets its logits go
+        if key not in self._forwards:
+            compute = self._plan.precision.compute
+            self._forwards[key] = forward_passing(self._arch, action.unit, self._setting, compute, key[1])
+        return self._forwards[key]
 
     def of_backward(self, action: Action) -> Moments:
+        key = action.unit, action.split
+        if key not in self._backwards:
+            self._backwards[key] = self._moments(*key)
+        return self._backwards[key]
+
+    def _moments(self, unit: int, split: bool) -> Moments:
         arch, compute = self._arch, self._plan.precision.compute
-        if action.split:
-            return Moments(split_passing(arch, action.unit, self._setting, compute), 0)
-        return backward_passing(arch, action.unit, self._setting, compute, self._gradients(action.unit))
+        if split:
+            return Moments(split_passing(arch, unit, self._setting, compute), 0)
+        return backward_passing(arch, unit, self._setting, compute, self._gradients(unit))
 
     def of_rest(self, action: Action) -> int:
         """Of weight work and updates: gradients on their way into a bucket, or out of it in the master's dtype."""

@@ -29,6 +29,8 @@ from meshwright.plan.program import Program
 
 
 class Kept(Enum):
+    __hash__ = object.__hash__  # members are single objects; what Enum has is Python code, asked of every buffer
+
     VALUE = "value"
     COTANGENT = "cotangent"
     GRAPH = "graph"

@@ -16,12 +16,11 @@ from meshwright.plan.plan import Plan
 
 class Gradients:
     def __init__(self, plan: Plan, stage: int, slots: tuple[Slotted, ...]) -> None:
-        self._plan = plan
-        self._held = stage_buckets(plan, stage)
+        held = stage_buckets(plan, stage)
+        groups = {bucket.index: sharding_group(plan, bucket.replicas) for bucket in held}
+        self._groups = {index: group.name for index, group in groups.items()}
         self._often = plan.sharding.stage >= 2
-        self._of_unit = by_unit(
-            bucket for bucket in self._held if bucket.trainable and sharding_group(plan, bucket.replicas).size > 1
-        )
+        self._of_unit = by_unit(bucket for bucket in held if bucket.trainable and groups[bucket.index].size > 1)
         self._last_writer: dict[tuple[int, int], int] = {}
         for slot in slots:
             for compute in slot.computes:
@@ -45,8 +44,7 @@ class Gradients:
                 out.wait(index)
             self._pending.clear()
         for bucket in complete:
-            group = sharding_group(self._plan, self._held[bucket].replicas)
-            action = Action(Op.SUM, Phase.REDUCE, bucket=bucket, what=What.GRADIENT, group=group.name)
+            action = Action(Op.SUM, Phase.REDUCE, bucket=bucket, what=What.GRADIENT, group=self._groups[bucket])
             self._pending[bucket] = out.add(action)
 
     def _written(self, compute: Compute) -> tuple[int, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from meshwright.plan.action import Action, Op
 
 
@@ -27,7 +25,7 @@ class Listing:
         if index in self._open:
             del self._open[index]
             launched = self.actions[index]
-            self.actions.append(replace(launched, op=Op.WAIT, of=index))
+            self.actions.append(_waiting(launched, index))
 
     def wait_all(self, *ops: Op) -> None:
         """End every open launch of the given ops (all of them when none is named), first launched first."""
@@ -36,3 +34,11 @@ class Listing:
 
     def open(self, op: Op) -> list[int]:
         return [index for index in self._open if self.actions[index].op is op]
+
+
+def _waiting(launched: Action, index: int) -> Action:
+    """The end of a launch, which it repeats: `dataclasses.replace` takes five times as long, a third of a lowering."""
+    return Action(
+        Op.WAIT, launched.phase, launched.unit, launched.micro, launched.bucket, launched.what, launched.group,
+        launched.peer, index, launched.keep, launched.split,
+    )  # fmt: skip

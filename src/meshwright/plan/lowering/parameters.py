@@ -18,6 +18,7 @@ class Parameters:
     def __init__(self, plan: Plan, stage: int, slots: tuple[Slotted, ...]) -> None:
         self._plan = plan
         self._held = stage_buckets(plan, stage)
+        self._groups = [sharding_group(plan, bucket.replicas) for bucket in self._held]
         self._of_unit = self._sharded_by_unit()
         self._readers = [each for slot in slots for each in slot.computes if each.needs_weights]
         self._next = {a.index: b for a, b in zip(self._readers, self._readers[1:], strict=False)}
@@ -55,10 +56,9 @@ class Parameters:
         """Unit -> the buckets it reads that are in pieces; a bucket that nobody else holds is always whole."""
         if self._plan.sharding.stage < 3:
             return {}
-        return by_unit(bucket for bucket in self._held if sharding_group(self._plan, bucket.replicas).size > 1)
+        return by_unit(bucket for bucket in self._held if self._groups[bucket.index].size > 1)
 
     def _gather(self, out: Listing, index: int, phase: Phase) -> None:
         if index in self._whole or index in self._gathering:
             return
-        group = sharding_group(self._plan, self._held[index].replicas)
-        self._gathering[index] = out.add(Action(Op.GATHER, phase, bucket=index, group=group.name))
+        self._gathering[index] = out.add(Action(Op.GATHER, phase, bucket=index, group=self._groups[index].name))
