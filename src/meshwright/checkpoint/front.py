@@ -60,9 +60,12 @@ def load(
         side.close()
 
 
-def _subject(trained: Engine | DataParallel, optimizer: torch.optim.Optimizer | None) -> Subject:
+def _subject(trained: object, optimizer: torch.optim.Optimizer | None) -> Subject:
     if isinstance(trained, DataParallel):
         return ModuleSubject(trained, optimizer)
     if optimizer is not None:
         raise ValueError("an engine has its own optimizer: optimizer= goes with what data_parallel returned")
+    if not isinstance(trained, Engine):
+        kind = type(trained).__name__
+        raise TypeError(f"a {kind} is neither an engine nor what data_parallel returned: these are saved and loaded")
     return subject_of(trained)

@@ -44,11 +44,22 @@ _RUN_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is: completed steps, samples consumed; `extra` is small state of other parts, as JSON values."""
+    """How far a run is: completed steps, samples consumed; `extra` is small state of other parts, as JSON values.
+
+    Raises ValueError for what no checkpoint could be read with again.
+    """
 
     step: int
     samples: int
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_count("step", self.step)
+        _check_count("samples", self.samples)
+        try:
+            json.dumps(dict(self.extra), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"extra holds something other than JSON values: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +245,11 @@ class Saver:
             block_bytes=self._block_bytes,
             extra=dict(progress.extra),
         )
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} = {value!r}: wanted is an int from 0 on")
 
 
 def _signed(planned: PlannedFile, values: list[Tensor], prints: Fingerprints) -> Iterator[Tensor]:

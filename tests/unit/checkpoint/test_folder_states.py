@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
+import torch
 
+from meshwright.checkpoint import front
 from meshwright.checkpoint.errors import AddressError, CheckpointError, DamagedError, SaveError
 from meshwright.checkpoint.folder import Folder, find_checkpoint, load_manifest
 from meshwright.checkpoint.resume import resume
@@ -135,3 +139,28 @@ def test_a_pointer_is_found_from_inside_its_folder(
     monkeypatch.chdir(tmp_path)
     for name in (".", "latest", "./latest", "checkpoints", "checkpoints/"):
         assert find_checkpoint(name)[1] == "checkpoints/step-00000001"
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ((-1, 12), "step = -1: wanted is an int from 0 on"),
+        ((1, -12), "samples = -12: "),
+        ((3.5, 12), "step = 3.5: "),
+        ((1, "12"), "samples = '12': "),
+        ((True, 12), "step = True: "),
+        ((1, 12, {"a": float("nan")}), "extra holds something other than JSON values: "),
+        ((1, 12, {"a": object()}), "extra holds something other than JSON values: "),
+    ],
+)
+def test_progress_that_could_not_be_read_again_is_not_saved(values: tuple[Any, ...], told: str) -> None:
+    """Such a checkpoint was written, the good ones before it removed, and none could be loaded."""
+    with pytest.raises(ValueError, match=re.escape(told)):
+        Progress(*values)
+
+
+def test_another_thing_than_an_engine_is_told(tmp_path: Path) -> None:
+    module: Any = torch.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match="a Linear is neither an engine nor what data_parallel returned"):
+        front.save(module, tmp_path, 1, 12)
+    assert not os.listdir(tmp_path)

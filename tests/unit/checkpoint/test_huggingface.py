@@ -127,8 +127,8 @@ def test_a_type_that_cannot_hold_the_values_is_refused(tmp_path: Path) -> None:
 def test_settings_from_nowhere_are_refused(tmp_path: Path) -> None:
     saved_folder("llama", tmp_path / "in")
     import_checkpoint(tmp_path / "in", tmp_path / "one")
-    for like in ("", str(tmp_path / "nowhere")):
-        with pytest.raises(RequestError, match=f'--like "{like}": is no folder'):
+    for like, told in (("", "''"), (f"{tmp_path}/nowhere", f"{tmp_path}/nowhere")):
+        with pytest.raises(RequestError, match=f"--like {told}: is no folder"):
             export_checkpoint(open_storage(tmp_path / "one"), "", tmp_path / "out", like=like)
 
 

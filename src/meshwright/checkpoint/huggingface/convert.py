@@ -13,7 +13,7 @@ import torch
 from meshwright.arch.arch import Arch
 from meshwright.checkpoint.beside import beside_of
 from meshwright.checkpoint.dtypes import name_of
-from meshwright.checkpoint.errors import DamagedError
+from meshwright.checkpoint.errors import DamagedError, spelled
 from meshwright.checkpoint.fits import planned_checkpoint
 from meshwright.checkpoint.huggingface.read import HFFolder, open_hf, side_files
 from meshwright.checkpoint.huggingface.write import CONFIG, SHARD_BYTES, Exported, export_weights
@@ -83,7 +83,7 @@ def _carried(
 ) -> tuple[Mapping[str, Any] | None, dict[str, bytes]]:
     """The config.json that the model came from and the files beside it, from the first place that has any."""
     if like is not None and not (str(like) and Path(like).is_dir()):
-        raise RequestError(f'--like "{like}"', "is no folder", ("a folder with tokenizer and config.json",))
+        raise RequestError(f"--like {spelled(str(like))}", "is no folder", ("a folder with tokenizer and config.json",))
     if like is None and (found := beside_of(storage, path)):
         return _config(found.pop(CONFIG, None)), found
     named = like or plan.start.folder
