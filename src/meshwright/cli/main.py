@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from meshwright.cli.command import Command
 from meshwright.cli.commands import COMMANDS
-from meshwright.cli.output import logs_to_stderr, plain_warnings, print_error
+from meshwright.cli.output import logs_to_stderr, open_standard_streams, plain_warnings, print_error
 from meshwright.cli.parser import find_command, front_parser, parse_arguments
 from meshwright.config.errors import RequestError
 
@@ -24,6 +24,7 @@ DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
     """Run the command line and return its exit code; ``argv`` is without the program's name."""
     words = list(sys.argv[1:] if argv is None else argv)
+    open_standard_streams()
     try:
         return _dispatch(words, commands)
     except RequestError as error:

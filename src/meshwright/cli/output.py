@@ -5,18 +5,55 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from io import TextIOWrapper
 from typing import Any, TextIO
 
-__all__ = ["logs_to_stderr", "plain_warnings", "print_error", "print_json", "print_styled"]
+__all__ = [
+    "logs_to_stderr",
+    "open_standard_streams",
+    "plain_warnings",
+    "print_error",
+    "print_json",
+    "print_styled",
+]
+
+
+def open_standard_streams() -> None:
+    """Make standard streams that can be written to, whatever this process was started with.
+
+    One that is closed (``>&-``, some daemons) becomes the null device: else the next file or socket opened would take
+    its number, here and in every rank, and what is printed would go there. A character that the terminal's encoding
+    lacks is escaped, as on standard error anyway, and ends nothing.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            _open_null(number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _open_null(number: int) -> None:
+    opened = os.open(os.devnull, os.O_RDWR)
+    if opened != number:
+        os.dup2(opened, number)
+        os.close(opened)
+    os.set_inheritable(number, True)
 
 
 def print_json(value: Mapping[str, Any], *, indent: int | None = None, stream: TextIO | None = None) -> None:
     """Write one JSON object and a line end to ``stream`` (standard output). NaN and infinities are refused."""
-    text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
-    print(text, file=stream or sys.stdout, flush=True)
+    stream = stream or sys.stdout
+    readable = (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
+    text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=not readable)
+    print(text, file=stream, flush=True)
 
 
 def print_error(message: str) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from io import TextIOWrapper
 from multiprocessing.connection import wait
 from types import FrameType
 
@@ -26,6 +27,8 @@ def prepare(num_threads: int | None) -> None:
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a character that a terminal lacks ends no run
     keep_freed_memory()
     end_with_parent()
 
