@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.checkpoint.saver import _RUN_BYTES
 from meshwright.checkpoint.storage import Local, local, writeback
 
 
@@ -41,6 +42,16 @@ def test_the_real_call_changes_nothing_of_the_content(tmp_path: Path, monkeypatc
     monkeypatch.setattr(local, "WRITEBACK_BYTES", 1 << 20)
     sizes = [1 << 20, 3 << 20, 5]
     assert write(tmp_path, *sizes) == b"".join(bytes([number]) * size for number, size in enumerate(sizes))
+
+
+def test_a_run_of_a_save_is_not_copied_into_the_buffer(tmp_path: Path) -> None:
+    """It just filled the buffer, so that every byte of a save was copied once more before it was written."""
+    writing = Local(tmp_path).create("file")
+    writing.write(bytes(100))
+    assert (tmp_path / "file").stat().st_size == 0
+    writing.write(bytes(_RUN_BYTES))
+    assert (tmp_path / "file").stat().st_size == 100 + _RUN_BYTES
+    writing.finish()
 
 
 @pytest.mark.parametrize("lacks", [AttributeError, OSError, TypeError])

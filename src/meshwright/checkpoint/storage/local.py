@@ -17,8 +17,9 @@ __all__ = ["Local"]
 
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """No links are followed, and nobody waits for the other end of a pipe."""
-_BUFFER_BYTES = 1 << 20
-"""Small tensors are written together; larger pieces go past the buffer."""
+_BUFFER_BYTES = 1 << 17
+"""Small tensors are written together. What is larger than the buffer, as the runs of a save are, goes past it without
+a copy; what just fills it would be copied."""
 
 
 class Local:
