@@ -57,6 +57,8 @@ def _messages(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     for number, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise _BadRecordError(f"message {number} has no role and content")
+        if message["content"] is None and not message.get("tool_calls"):  # templates would write the word None
+            raise _BadRecordError(f"the content of message {number} is null")
     return value
 
 

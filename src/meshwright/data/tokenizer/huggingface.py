@@ -139,7 +139,8 @@ def _chat_source(folder: Path, config: Mapping[str, Any]) -> str | None:
         return file.read_text("utf-8")
     value = config.get("chat_template")
     if isinstance(value, list):
-        value = {each.get("name"): each.get("template") for each in value}.get("default")
+        named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
+        value = named.get("default")
     return value if isinstance(value, str) else None
 
 

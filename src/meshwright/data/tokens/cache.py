@@ -12,12 +12,14 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import numpy as np
@@ -110,16 +112,38 @@ def _opened(place: Path) -> tuple[Shard, Counts] | None:
 def _build(place: Path, tokenizer: Tokenizer, documents: Documents) -> None:
     draft = Path(tempfile.mkdtemp(prefix=f"{place.name}.building-", dir=place.parent))
     try:
-        dtype = token_dtype(tokenizer.vocab_size)
-        with TokenWriter(draft, dtype) as writer:
-            counts = _tokenise(documents, tokenizer, writer)
-            if not counts.documents:
-                raise NothingAcceptedError(counts)
-            writer.close()
-        _write_index(draft, {"format": FORMAT, "dtype": dtype.newbyteorder("<").str, "counts": asdict(counts)})
+        with _termination_as_exit():
+            _write(draft, tokenizer, documents)
         _publish(draft, place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def _termination_as_exit() -> Iterator[None]:
+    """SIGTERM as SystemExit, so that a draft of gigabytes goes with the process; whoever takes SIGTERM keeps it."""
+    ours = current_thread() is main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    try:
+        if ours:
+            signal.signal(signal.SIGTERM, leave)
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _write(draft: Path, tokenizer: Tokenizer, documents: Documents) -> None:
+    dtype = token_dtype(tokenizer.vocab_size)
+    with TokenWriter(draft, dtype) as writer:
+        counts = _tokenise(documents, tokenizer, writer)
+        if not counts.documents:
+            raise NothingAcceptedError(counts)
+        writer.close()
+    _write_index(draft, {"format": FORMAT, "dtype": dtype.newbyteorder("<").str, "counts": asdict(counts)})
 
 
 def _tokenise(documents: Documents, tokenizer: Tokenizer, writer: TokenWriter) -> Counts:

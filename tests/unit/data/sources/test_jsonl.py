@@ -122,7 +122,10 @@ def test_messages_need_a_chat_template(tmp_path: Path) -> None:
         read(file)
 
 
-@pytest.mark.parametrize("messages", ["[]", '"Hi"', "[1]", '[{"role": "user"}]', '[{"content": "Hi"}]'])
+NULL = '[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": null}]'
+
+
+@pytest.mark.parametrize("messages", ["[]", '"Hi"', "[1]", '[{"role": "user"}]', '[{"content": "Hi"}]', NULL])
 def test_malformed_messages_are_bad_lines(tmp_path: Path, messages: str) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(f'{{"messages": {messages}}}')

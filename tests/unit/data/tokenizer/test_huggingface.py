@@ -119,3 +119,10 @@ def test_conversations_by_the_folders_template(tmp_path: Path) -> None:
     without = HuggingFaceTokenizer.open(str(make(tmp_path, ["<a>", "</s>"], eos_token="</s>")))
     with pytest.raises(RequestError, match="no chat template"):
         without.render_chat(messages)
+
+
+@pytest.mark.parametrize("chat", [["x"], [None], [{"name": "tools"}], 5, {}])
+def test_a_template_in_no_known_form_is_none(tmp_path: Path, chat: object) -> None:
+    tokenizer = HuggingFaceTokenizer.open(str(make(tmp_path, ["<a>", "</s>"], chat_template=chat)))
+    with pytest.raises(RequestError, match="no chat template"):
+        tokenizer.render_chat([{"role": "assistant", "content": "Hello"}])

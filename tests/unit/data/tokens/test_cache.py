@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -90,6 +91,29 @@ def test_an_error_while_building_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="is damaged"):
         cached_tokens(tmp_path, "key", ByteTokenizer(), fails)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_told_to_end_leaves_nothing(tmp_path: Path) -> None:
+    def documents() -> Iterator[Piece]:
+        yield plain("a")
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield from (plain("b") for _ in range(10_000))
+
+    with pytest.raises(SystemExit) as left:
+        cached_tokens(tmp_path, "key", ByteTokenizer(), documents)
+    assert left.value.code == 143
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_process_that_takes_sigterm_builds_on(tmp_path: Path) -> None:
+    taken: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: taken.append(number))
+    try:
+        cached_tokens(tmp_path, "key", ByteTokenizer(), lambda: (os.kill(os.getpid(), signal.SIGTERM) or plain("a"),))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert taken == [signal.SIGTERM]
 
 
 @pytest.mark.parametrize("damage", ["index.json", "tokens.bin", "starts.bin", "trained.bin", "empty index", "short"])
