@@ -34,6 +34,7 @@ def test_it_starts_whenever_enough_has_come(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(local, "start_writeback", started.append)
     assert write(tmp_path, 400, 400, 400, 999) == b"\0" * 400 + b"\1" * 400 + b"\2" * 400 + b"\3" * 999
     assert len(started) == 1
+    (tmp_path / "file").unlink()
     write(tmp_path, 1000, 5000, 999)
     assert len(started) == 3
 
