@@ -70,12 +70,16 @@ def goodput_told(
              "checkpoint_bytes": float(checkpoint_bytes(price.plan))}  # fmt: skip
     lines = [
         "failures:",
-        f"  one every {mtbf / 3600:,.2f} h on {ranks} devices; a checkpoint of {bytes_text(found['checkpoint_bytes'])} "
+        f"  one every {_hours(mtbf)} on {ranks} devices; a checkpoint of {bytes_text(found['checkpoint_bytes'])} "
         f"blocks {seconds_text(blocked)}, a restart takes {seconds_text(restart_s)}",
         f"  save every {seconds_text(interval)} (Daly; Young {seconds_text(found['young_s'])}): "
-        f"checkpoint.every = {steps}; {share:.1%} of the time is work that stays",
+        f"checkpoint.every = {steps}; {share:.2%} of the time is work that stays",
     ]
     return found, lines
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:,.2f} h" if seconds >= 3600 else seconds_text(seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,9 @@ def lost(plan: Plan, ranks: Sequence[int]) -> list[Loss]:
         for experts in (False, True) if routed else (False,):
             for what, sharded in kinds:
                 members = _replicas(plan, rank, experts)
-                place, ways = members.index(rank), plan.sharding.within or len(members)
+                # Only what all replicas share is sharded inside groups (`plan/buckets.py`): experts over all of theirs.
+                ways = len(members) if experts else plan.sharding.within or len(members)
+                place = members.index(rank)
                 same = [other for at, other in enumerate(members) if not sharded or at % ways == place % ways]
                 left = tuple(other for other in same if other not in gone)
                 at = degrees.coordinates(rank)

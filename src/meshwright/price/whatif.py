@@ -21,7 +21,7 @@ from meshwright.price.cluster import Cluster
 from meshwright.price.price import Price
 from meshwright.price.request import planned
 from meshwright.price.search import Ranking, search, with_keys
-from meshwright.price.text import seconds_text
+from meshwright.price.text import counted, seconds_text
 
 __all__ = ["Case", "budget", "budget_told", "cases", "slower", "tokens_of", "told"]
 
@@ -31,7 +31,8 @@ _OTHERS = ("a100-80gb-sxm", "h100-sxm", "h200-sxm", "b200-sxm", "mi300x")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One answer. `seconds` and `tokens_per_s` are 0 where no layout is legal and fits; `kept_seconds` likewise."""
+    """One answer. `seconds` and `tokens_per_s` are 0 where no layout is legal and fits, for the reason in `refused`;
+    `kept_seconds` likewise."""
 
     question: str
     name: str
@@ -42,6 +43,7 @@ class Case:
     dollars_per_billion: float = 0.0
     kept_seconds: float = 0.0
     layout: str = ""
+    refused: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -53,12 +55,12 @@ def cases(ranking: Ranking) -> Iterator[Case]:
     ask = _asker(ranking)
     for factor in (0.5, 1, 2, 4):
         if (count := int(gpus * factor)) >= 1:
-            yield ask("strong scaling", f"{count} devices", run, count, cluster)
+            yield ask("strong scaling", counted(count, "device"), run, count, cluster)
     for factor in (0.5, 1, 2, 4):
         count, batch = int(gpus * factor), int(run.batch.global_ * factor)
         if count >= 1 and batch >= 1:
             more = with_keys(run, {"batch.global": batch})
-            yield ask("weak scaling", f"{count} devices, {batch} sequences", more, count, cluster)
+            yield ask("weak scaling", f"{counted(count, 'device')}, {counted(batch, 'sequence')}", more, count, cluster)
     for factor in (0.5, 0.25):
         yield ask("slower links", f"network x {factor}", run, gpus, slower(cluster, network=factor))
         yield ask("slower links", f"node link x {factor}", run, gpus, slower(cluster, node=factor))
@@ -66,7 +68,7 @@ def cases(ranking: Ranking) -> Iterator[Case]:
         length, batch = run.data.sequence_length * factor, run.batch.global_ // factor
         if batch >= 1:
             longer = with_keys(run, {"data.sequence_length": length, "batch.global": batch})
-            yield ask("longer sequences", f"{length} tokens, {batch} sequences", longer, gpus, cluster)
+            yield ask("longer sequences", f"{length} tokens, {counted(batch, 'sequence')}", longer, gpus, cluster)
     if cluster.device.generation != "cpu":
         for name in _OTHERS:
             if name != cluster.name:
@@ -102,14 +104,20 @@ def _asker(ranking: Ranking) -> Callable[[str, str, RunConfig, int, Cluster], Ca
         kept = _kept(ranking, run, gpus, cluster)
         try:
             best = search(run, gpus, cluster, top=1, budget=_BUDGET, fixed=fixed).best
-        except RequestError:
-            return Case(question, name, gpus, kept_seconds=kept)
+        except RequestError as error:
+            return Case(question, name, gpus, kept_seconds=kept, refused=_reason(error))
         rate = tokens_of(best.price) / best.price.step_seconds
         dollars = best.price.dollars_per_step / tokens_of(best.price) * 1e9
         efficiency = rate / gpus / base
         return Case(question, name, gpus, best.price.step_seconds, rate, efficiency, dollars, kept, short(best.keys))
 
     return ask
+
+
+def _reason(error: RequestError) -> str:
+    """In one line."""
+    first = error.problems[0] if error.problems else error
+    return f"{first.value}: {first.rule}"
 
 
 def _kept(ranking: Ranking, run: RunConfig, gpus: int, cluster: Cluster) -> float:
@@ -136,7 +144,7 @@ def told(ranking: Ranking) -> tuple[list[dict[str, Any]], list[str]]:
             question = case.question
             lines.append(f"  {question}")
         if not case.seconds:
-            lines.append(f"    {case.name:<34} nothing is legal and fits")
+            lines.append(f"    {case.name:<34} nothing: {case.refused}")
             continue
         kept = f"this layout {seconds_text(case.kept_seconds)}" if case.kept_seconds else "this layout cannot"
         dollars = f", {case.dollars_per_billion:,.0f} $ a 10^9 tokens" if case.dollars_per_billion else ""

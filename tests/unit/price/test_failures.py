@@ -6,7 +6,8 @@ import pytest
 
 import meshwright as mw
 from meshwright.config.load import load_run
-from meshwright.price.failures import daly, goodput, lost, young
+from meshwright.price.failures import daly, goodput, goodput_told, lost, young
+from tests.unit.price.ask import ask
 
 
 def test_young_and_daly_agree_where_checkpoints_are_cheap() -> None:
@@ -50,3 +51,30 @@ def test_what_is_sharded_goes_unless_copies_exist(zero: int, within: int, gone: 
 def test_pipeline_neighbours_hold_nothing_of_each_other() -> None:
     losses = lost(mw.plan(load_run(None, ["mesh.dp=1", "mesh.pp=2"])), [0])
     assert all(not each.holders for each in losses)
+
+
+def test_experts_are_sharded_over_all_their_replicas() -> None:
+    """`zero_shard_within` makes copies of what all replicas share alone; experts' shards were told to have some."""
+    words = (
+        "model.preset=mixtral-8x7b",
+        "mesh.dp=4",
+        "mesh.ep=2",
+        "batch.global=16",
+        "batch.micro=1",
+        "parallel.zero=1",
+    )
+    losses = lost(ask(*words, "parallel.zero_shard_within=2").plan, [0])
+    state = {each.what: each for each in losses if "optimizer" in each.what}
+    assert len(state["optimizer state and master copies"].holders) == 3
+    experts = state["experts' optimizer state and master copies"]
+    assert experts.holders == ()
+    assert experts.coordinates.endswith("shard 0 of 4")
+
+
+def test_goodput_is_told_to_the_percent_of_a_percent_and_short_times_in_their_unit() -> None:
+    price = ask("model.preset=llama3-8b", "mesh.tp=8", "batch.global=8", "batch.micro=1", "precision.compute=bfloat16")
+    told = "\n".join(goodput_told(price, 50_000, 300.0)[1])
+    assert "one every 3,125.00 h on 16 devices" in told
+    assert "99.9" in told
+    assert "100.0" not in told
+    assert "one every 0.23 ms" in "\n".join(goodput_told(price, 1e-6, 300.0)[1])

@@ -7,7 +7,7 @@ import pytest
 from meshwright.config.load import load_run
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.search import Ranking, search
-from meshwright.price.whatif import Case, budget, cases, slower, tokens_of
+from meshwright.price.whatif import Case, budget, cases, slower, tokens_of, told
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +58,14 @@ def test_a_budget_is_steps_times_seconds(ranking: Ranking) -> None:
     assert found["steps"] == -(-1e9 // tokens_of(price))
     assert found["dollars"] == pytest.approx(found["device_hours"] * 12.29)
     assert found["device_hours"] == pytest.approx(found["steps"] * price.step_seconds * 16 / 3600)
+
+
+def test_what_is_refused_is_told_with_its_reason() -> None:
+    """Learned positions end: a longer sequence was "nothing is legal and fits", as if memory had run out."""
+    words = ("model.preset=gpt2", "data.sequence_length=1024", "batch.global=8", "precision.compute=bfloat16")
+    fixed = {"mesh.dp": 2, "mesh.tp": 1, "mesh.pp": 1, "mesh.cp": 1, "parallel.zero": 0, "batch.micro": 1}
+    found, lines = told(search(load_run(None, words), 2, "h100-sxm", fixed=fixed, top=1))
+    longer = [case for case in found if case["question"] == "longer sequences"]
+    assert len(longer) == 2
+    assert all(not case["seconds"] and "1024" in case["refused"] for case in longer)
+    assert any("nothing: " in line and "positions" in line for line in lines)

@@ -14,12 +14,13 @@ __all__ = ["DIALECT"]
 
 _LOSS = "loss: each micro-batch's mean counts alike unless the script passes token counts; ours divides by tokens"
 _SIZES = "parallelism_config_"
+_DIGITS = 20  # of a size; what is longer is told as a word
 
 
 def _read(text: str) -> Reading:
-    given = _yaml(text)
-    keys: Keys = {}
     notes = [_LOSS]
+    given = _yaml(text, notes)
+    keys: Keys = {}
     sizes = table(Format.ACCELERATE, given, "parallelism_config")
     names = {name: f"{_SIZES}{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
     at = {name: whole(Format.ACCELERATE, theirs, sizes.get(theirs, 1)) for name, theirs in names.items()}
@@ -97,8 +98,8 @@ def _lines(tables: dict[str, Any], indent: str) -> list[str]:
     return out
 
 
-def _yaml(text: str) -> dict[str, Any]:
-    """Nested mappings of plain scalars: what such files hold."""
+def _yaml(text: str, notes: list[str]) -> dict[str, Any]:
+    """Nested mappings of plain scalars: what such files hold. Of a name given twice the last counts, as there."""
     root: dict[str, Any] = {}
     stack: list[tuple[int, dict[str, Any]]] = [(-1, root)]
     for number, line in enumerate(text.splitlines(), 1):
@@ -113,6 +114,8 @@ def _yaml(text: str) -> dict[str, Any]:
             raise refuse(Format.ACCELERATE, f"line {number}: {bare.strip()}", "files hold `name: value` lines")
         while stack[-1][0] >= depth:
             stack.pop()
+        if name in stack[-1][1]:
+            notes.append(f"line {number}: {name} is given twice; the last counts")
         if value.strip() in ("", "{}"):
             child: dict[str, Any] = {}
             stack[-1][1][name] = child
@@ -130,7 +133,7 @@ def _scalar(word: str) -> Any:
         return True
     if word in ("false", "False"):
         return False
-    return int(word) if word.lstrip("-").isdecimal() else word
+    return int(word) if word.lstrip("-").isdecimal() and len(word) < _DIGITS else word
 
 
 def _differences(source: Source) -> list[str]:

@@ -22,7 +22,7 @@ from meshwright.config.schema import RunConfig
 from meshwright.layout.axes import DEFAULT_ORDER
 from meshwright.plan.resolve import resolve_degrees
 from meshwright.price.foreign import accelerate, deepspeed, megatron, torchtitan
-from meshwright.price.foreign.dialect import Dialect, Format, Source
+from meshwright.price.foreign.dialect import Dialect, Format, Source, parsed
 
 __all__ = ["DIALECTS", "Conversion", "convert"]
 
@@ -70,10 +70,7 @@ def convert(
 
 def _run(text: str, source: Format, words: tuple[str, ...]) -> tuple[RunConfig, list[str]]:
     if source is Format.MESHWRIGHT:
-        try:
-            return change_run(build_run(tomllib.loads(text)), words), []
-        except tomllib.TOMLDecodeError as error:
-            raise RequestError("the file", f"is no TOML: {error}") from None
+        return change_run(build_run(parsed(tomllib.loads, text, "TOML")), words), []
     reading = DIALECTS[source].read(text)
     return change_run(build_run(_tables({}, reading.keys)), words), list(reading.notes)
 

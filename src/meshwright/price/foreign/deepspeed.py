@@ -10,7 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.config.errors import RequestError
-from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse, table, whole
+from meshwright.price.foreign.dialect import (
+    Dialect,
+    Format,
+    Keys,
+    Reading,
+    Source,
+    number,
+    parsed,
+    refuse,
+    table,
+    whole,
+)
 
 __all__ = ["DIALECT"]
 
@@ -23,10 +34,7 @@ _KNOWN = {
 
 
 def _read(text: str) -> Reading:
-    try:
-        given = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RequestError("the file", f"is no JSON: {error}") from None
+    given = parsed(lambda each: json.loads(each, object_pairs_hook=_once), text, "JSON")
     if not isinstance(given, dict):
         raise RequestError("the file", "is no DeepSpeed configuration: an object is wanted", ("{...}",))
     keys: Keys = {}
@@ -62,12 +70,21 @@ def _read(text: str) -> Reading:
     return Reading(keys, tuple(notes))
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; a key given twice is refused there too."""
+    names = [name for name, _ in pairs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise refuse(Format.DEEPSPEED, f'"{twice[0]}", given twice', "takes a key once")
+    return dict(pairs)
+
+
 def _read_zero(zero: Mapping[str, Any], keys: Keys, notes: list[str]) -> None:
     keys["parallel.zero"] = zero.get("stage", 0)
-    if (size := zero.get("mics_shard_size", -1)) > 0:
+    if (size := whole(Format.DEEPSPEED, "mics_shard_size", zero.get("mics_shard_size", -1), -1)) > 0:
         keys["parallel.zero_shard_within"] = size
-    if (size := zero.get("zero_hpz_partition_size", 1)) > 1:
-        notes.append(f"zero_hpz_partition_size {size} keeps a second copy of parameters; ours has no such copy")
+    hpz = "zero_hpz_partition_size"
+    if (size := whole(Format.DEEPSPEED, hpz, zero.get(hpz, 1))) > 1:
+        notes.append(f"{hpz} {size} keeps a second copy of parameters; ours has no such copy")
     if table(Format.DEEPSPEED, zero, "offload_optimizer").get("device", "none") != "none":
         keys["parallel.offload"] = "optimizer"
         notes.append("offloaded optimizers update on the CPU there; ours visit the device")
@@ -78,15 +95,16 @@ def _read_zero(zero: Mapping[str, Any], keys: Keys, notes: list[str]) -> None:
 
 
 def _read_training(given: dict[str, Any], keys: Keys, notes: list[str]) -> None:
-    if table(Format.DEEPSPEED, given, "bf16").get("enabled"):
-        keys["precision.compute"] = "bfloat16"
-    elif table(Format.DEEPSPEED, given, "fp16").get("enabled"):
-        keys["precision.compute"] = "float16"
+    on = [name for name in ("bf16", "fp16") if table(Format.DEEPSPEED, given, name).get("enabled")]
+    if len(on) > 1:
+        raise refuse(Format.DEEPSPEED, "bf16 and fp16", "enables one of them")
+    if on:
+        keys["precision.compute"] = {"bf16": "bfloat16", "fp16": "float16"}[on[0]]
     if dtype := table(Format.DEEPSPEED, given, "data_types").get("grad_accum_dtype"):
         known = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-        if dtype not in known:
+        if str(dtype) not in known:
             raise refuse(Format.DEEPSPEED, f"grad_accum_dtype: {dtype}", "has no such type", tuple(known))
-        keys["precision.reduce"] = known[dtype]
+        keys["precision.reduce"] = known[str(dtype)]
     if "gradient_clipping" in given:
         keys["optimizer.clip_norm"] = given["gradient_clipping"]
     if "seed" in given:
@@ -106,13 +124,15 @@ def _read_training(given: dict[str, Any], keys: Keys, notes: list[str]) -> None:
     scheduler = table(Format.DEEPSPEED, given, "scheduler")
     values = table(Format.DEEPSPEED, scheduler, "params")
     shapes = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-    if scheduler.get("type") in shapes:
-        keys["optimizer.schedule"] = shapes[scheduler["type"]]
+    if (shape := str(scheduler.get("type"))) in shapes:
+        keys["optimizer.schedule"] = shapes[shape]
         keys["optimizer.warmup_steps"] = values.get("warmup_num_steps", 0)
         if "total_num_steps" in values:
             keys["train.steps"] = values["total_num_steps"]
         if "cos_min_ratio" in values and "optimizer.learning_rate" in keys:
-            keys["optimizer.min_learning_rate"] = values["cos_min_ratio"] * keys["optimizer.learning_rate"]
+            peak = number(Format.DEEPSPEED, "optimizer.params.lr", keys["optimizer.learning_rate"])
+            ratio = number(Format.DEEPSPEED, "scheduler.params.cos_min_ratio", values["cos_min_ratio"])
+            keys["optimizer.min_learning_rate"] = ratio * peak
 
 
 def _write(source: Source) -> str:
@@ -149,7 +169,8 @@ def _write(source: Source) -> str:
     if kind != "WarmupCosineLR":
         shape |= {"warmup_max_lr": optimizer.learning_rate, "warmup_type": "linear"}
     else:
-        shape["cos_min_ratio"] = optimizer.min_learning_rate / optimizer.learning_rate
+        peak = optimizer.learning_rate
+        shape["cos_min_ratio"] = optimizer.min_learning_rate / peak if peak else 0.0
     if kind != "WarmupLR" and run.train.steps:
         shape["total_num_steps"] = run.train.steps
     out["scheduler"] = {"type": kind, "params": shape}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,10 +12,13 @@ from meshwright.arch.arch import Arch
 from meshwright.config.errors import RequestError
 from meshwright.config.schema import RunConfig
 
-__all__ = ["Dialect", "Format", "Keys", "Reading", "Source", "refuse", "table", "whole"]
+__all__ = ["Dialect", "Format", "Keys", "Reading", "Source", "number", "parsed", "refuse", "table", "whole"]
 
 Keys = dict[str, Any]
 """`section.key` -> value, as in a run file."""
+
+
+_SHOWN = 120  # characters of a value that a message repeats
 
 
 class Format(StrEnum):
@@ -84,6 +88,25 @@ def whole(format_: Format, name: str, value: Any, least: int = 1) -> int:
     return value
 
 
+def number(format_: Format, name: str, value: Any) -> float:
+    """A finite number. Raises RequestError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise refuse(format_, f"{name}: {value}", "wants a number there")
+    return value
+
+
+def parsed(parse: Callable[[str], Any], text: str, language: str) -> Any:
+    """What a parser makes of a text. Raises RequestError, for whole numbers of thousands of digits and brackets in
+    thousands too."""
+    try:
+        return parse(text.removeprefix("\ufeff"))
+    except RequestError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise RequestError("the file", f"is no {language}: {error}") from None
+
+
 def refuse(format_: Format, named: str, rule: str, works: tuple[str, ...] = ()) -> RequestError:
     """What a format cannot express, by name."""
-    return RequestError(named, f"{format_.value} {rule}", works)
+    shown = named if len(named) <= _SHOWN else f"{named[:_SHOWN]}..."
+    return RequestError(shown, f"{format_.value} {rule}", works)

@@ -96,7 +96,8 @@ def _words(text: str) -> tuple[dict[str, str], int]:
         mark = line.strip()
         if mark.startswith("#"):
             parts = mark.strip("# ").split()
-            ranks = int(parts[1]) if len(parts) == 2 and parts[0] == "ranks" and parts[1].isdecimal() else ranks
+            named = len(parts) == 2 and parts[0] == "ranks" and parts[1].isdecimal()
+            ranks = whole(Format.MEGATRON, "# ranks", _number("ranks", parts[1])) if named else ranks
         else:
             lines.append(line.rstrip("\\"))
     try:
@@ -205,7 +206,8 @@ def _blocks(part: str) -> int:
             rest = rest[1:]
             while rest[:1].isdecimal():
                 digits, rest = digits + rest[0], rest[1:]
-        count += int(digits or 1)
+        name = "pipeline-model-parallel-layout"
+        count += whole(Format.MEGATRON, f"--{name} {part}", _number(name, digits or "1"))
     return count
 
 
@@ -217,6 +219,8 @@ def _read_training(given: dict[str, str], keys: Keys, notes: list[str]) -> None:
         keys["optimizer.betas"] = [float(_number(name, given.get(name, beta))) for name, beta in usual.items()]
     kind = given.get("optimizer", "adam")
     keys["optimizer.kind"] = {"adam": "adamw"}.get(kind, kind)
+    if {"bf16", "fp16"} <= set(given):
+        raise refuse(Format.MEGATRON, "--bf16 and --fp16", "takes one of them")
     if "bf16" in given or "fp16" in given:
         keys["precision.compute"] = "bfloat16" if "bf16" in given else "float16"
         wide = "accumulate-allreduce-grads-in-fp32" in given or "bf16" in given

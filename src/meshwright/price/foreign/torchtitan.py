@@ -14,8 +14,7 @@ from typing import Any
 import tomli_w
 
 from meshwright.arch.catalogue import preset
-from meshwright.config.errors import RequestError
-from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse, whole
+from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, number, parsed, refuse, whole
 
 __all__ = ["DIALECT"]
 
@@ -26,6 +25,7 @@ _FLAVORS = {
     ("qwen3", "30B-A3B"): "qwen3-30b-a3b", ("qwen3", "235B-A22B"): "qwen3-235b-a22b",
     ("deepseek_v3", "671B"): "deepseek-v3",
 }  # fmt: skip
+_FACTOR = "lr_scheduler.min_lr_factor"
 _OUTER = 2  # embedding and head count as a block each there
 _WHERE_ON = frozenset({"checkpoint.interval", "parallelism.enable_async_tensor_parallel"})
 """Written where they are on: off is their default, and not every release knows the second."""
@@ -35,6 +35,13 @@ _DEGREES = tuple(f"parallelism.{name}_degree" for name in (
     "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "data_parallel_replicate",
     "data_parallel_shard", "expert_tensor_parallel",
 ))  # fmt: skip
+_WHOLE = (
+    *_DEGREES,
+    "training.local_batch_size",
+    "training.global_batch_size",
+    "parallelism.pipeline_parallel_microbatch_size",
+    "parallelism.pipeline_parallel_layers_per_stage",
+)
 _SAME = {  # path -> key
     "training.seq_len": "data.sequence_length", "training.steps": "train.steps",
     "training.global_batch_size": "batch.global", "training.max_norm": "optimizer.clip_norm", "debug.seed": "seed",
@@ -49,13 +56,10 @@ _SAME = {  # path -> key
 
 
 def _read(text: str) -> Reading:
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RequestError("the file", f"is no TOML: {error}") from None
+    tables = parsed(tomllib.loads, text, "TOML")
     flat = {f"{section}.{name}": value for section, table in tables.items() if isinstance(table, dict)
             for name, value in table.items()}  # fmt: skip
-    for path in (*_DEGREES, "training.local_batch_size"):
+    for path in _WHOLE:
         if flat.get(path, -1) != -1:
             whole(Format.TORCHTITAN, path, flat[path])
     keys: Keys = {key: flat[path] for path, key in _SAME.items() if path in flat}
@@ -72,7 +76,9 @@ def _read(text: str) -> Reading:
     keys["optimizer.betas"] = [flat.get("optimizer.beta1", 0.9), flat.get("optimizer.beta2", 0.95)]
     keys["optimizer.schedule"] = flat.get("lr_scheduler.decay_type", "linear")
     if "optimizer.lr" in flat:
-        keys["optimizer.min_learning_rate"] = flat["optimizer.lr"] * flat.get("lr_scheduler.min_lr_factor", 0.0)
+        least = {"optimizer.lr": flat["optimizer.lr"], _FACTOR: flat.get(_FACTOR, 0.0)}
+        peak, factor = (number(Format.TORCHTITAN, path, value) for path, value in least.items())
+        keys["optimizer.min_learning_rate"] = peak * factor
     keys["precision.compute"] = flat.get("training.mixed_precision_param", "bfloat16")
     keys["precision.reduce"] = flat.get("training.mixed_precision_reduce", "float32")
     if flat.get("training.enable_cpu_offload"):
@@ -177,7 +183,8 @@ def _write(source: Source) -> str:
     put("optimizer.beta1", run.optimizer.betas[0])
     put("optimizer.beta2", run.optimizer.betas[1])
     put("lr_scheduler.decay_type", run.optimizer.schedule.value)
-    put("lr_scheduler.min_lr_factor", run.optimizer.min_learning_rate / run.optimizer.learning_rate)
+    peak = run.optimizer.learning_rate
+    put(_FACTOR, run.optimizer.min_learning_rate / peak if peak else 0.0)
     return tomli_w.dumps(tables)
 
 
