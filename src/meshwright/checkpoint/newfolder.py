@@ -1,4 +1,9 @@
-"""A folder that appears whole or not at all: what commands write."""
+"""A folder that appears whole or not at all: what commands write.
+
+out.tmp-9f3a/     files ... manifest    renamed to out/
+out/tmp-9f3a/     files ... manifest    where out/ is there already, and empty: it may be where a disk is mounted, and
+                                        nothing is renamed over that; its files are, one by one, the manifest last
+"""
 
 from __future__ import annotations
 
@@ -20,9 +25,8 @@ __all__ = ["NewFolder", "new_folder"]
 class NewFolder:
     """A folder under way: files go to `path(name)`."""
 
-    def __init__(self, storage: Storage, final: str, token: str) -> None:
-        self.storage, self._final = storage, final
-        self.folder = f"{final}.tmp-{token}" if storage.renames else final
+    def __init__(self, storage: Storage, folder: str, final: str) -> None:
+        self.storage, self.folder, self._final = storage, folder, final
 
     def path(self, name: str) -> str:
         return f"{self.folder}/{name}" if self.folder else name
@@ -33,8 +37,12 @@ class NewFolder:
             write_small(self.storage, self.path(MANIFEST), manifest)
         elif manifest is not None:
             self.storage.put(self.path(MANIFEST), manifest)
-        if self.storage.renames:
+        if self.storage.renames and self._final:
             self.storage.rename(self.folder, self._final)
+        elif self.storage.renames:
+            for name in sorted(self.storage.names(self.folder), key=lambda name: (name == MANIFEST, name)):
+                self.storage.rename(self.path(name), name)
+            self.storage.remove_folder(self.folder)
 
 
 @contextmanager
@@ -58,15 +66,19 @@ def new_folder(out: str | Path, needed_bytes: int = 0) -> Iterator[NewFolder]:
     free = whole.free_bytes()
     if free is not None and free < needed_bytes:
         raise CheckpointError(disk_full(needed_bytes, free, str(out)))
+    token = secrets.token_hex(4)
     if whole.renames:
         place = Path(whole.address).absolute()
-        draft = NewFolder(Local(place.parent), place.name, secrets.token_hex(4))
+        if place.is_dir():
+            draft = NewFolder(whole, f"tmp-{token}", "")
+        else:
+            draft = NewFolder(Local(place.parent), f"{place.name}.tmp-{token}", place.name)
         try:
             draft.storage.make(draft.folder)
         except OSError as error:
             raise _cannot_be_made(out, error) from None
     else:
-        draft = NewFolder(whole, "", "")
+        draft = NewFolder(whole, "", "")  # object by object, the manifest last
     try:
         yield draft
     except BaseException:

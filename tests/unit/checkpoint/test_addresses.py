@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from meshwright.checkpoint.errors import AddressError, DamagedError
 from meshwright.checkpoint.folder import Folder, find_checkpoint
 from meshwright.checkpoint.newfolder import new_folder
-from meshwright.checkpoint.storage import Local
+from meshwright.checkpoint.storage import Local, write_small
 from meshwright.cli.checkpoints import found
 from meshwright.config.errors import RequestError
 from tests.unit.checkpoint.saved import engine_of, save
@@ -88,3 +89,43 @@ def test_a_local_address_may_be_written_as_one(tmp_path: Path) -> None:
     shutil.move(tmp_path / path, tmp_path / "moved")
     assert find_checkpoint(tmp_path / "moved")[0].address == str(tmp_path / "moved")
     assert Folder(tmp_path).steps() == []
+
+
+def test_a_folder_that_is_there_already_is_filled(tmp_path: Path) -> None:
+    """A mounted disk, a link to one, the folder one stands in: a rename over it failed when all was written."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    (tmp_path / "link").symlink_to(place)
+    with new_folder(tmp_path / "link", 1) as draft:
+        for name in ("a", "z"):
+            write_small(draft.storage, draft.path(name), b"x")
+        assert os.listdir(place) == [draft.folder]
+        draft.finish(b"{}")
+    assert sorted(os.listdir(place)) == ["a", "manifest.json", "z"]
+    assert sorted(os.listdir(tmp_path)) == ["disk", "link"]
+
+
+def test_a_folder_that_is_there_already_is_left_as_it_was(tmp_path: Path) -> None:
+    def fails() -> None:
+        with new_folder(tmp_path, 1) as draft:
+            write_small(draft.storage, draft.path("a"), b"x")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_mounted_disk_takes_a_folder(tmp_path: Path) -> None:
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2000k", "none", str(place)], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        with new_folder(place, 1) as draft:
+            write_small(draft.storage, draft.path("a"), b"x")
+            draft.finish(None)
+        assert os.listdir(place) == ["a"]
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
