@@ -7,7 +7,10 @@ others; full recomputation runs a compiled forward again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
+from types import MethodType
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,9 +21,20 @@ __all__ = ["compile_units"]
 
 
 def compile_units(units: Iterable[nn.Module], backend: str = "inductor") -> None:
-    """Compile the forward of every unit, of the head its loss; nothing is built before the first call."""
+    """Compile the forward of every unit, of the head its loss; nothing is built before the first call.
+
+    A method is compiled once for all `units`, apart from other calls: graphs hold the names of an engine's groups, and
+    the limit of torch (8 graphs a function, a guard against endless recompilation) is one engine's, not the process's.
+    """
+
+    @cache
+    def compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+        alone: dict[str, Any] = {"isolate_recompiles": True}  # which torch's overloads do not know
+        out: Callable[..., Any] = torch.compile(method, fullgraph=True, dynamic=False, backend=backend, **alone)
+        return out
+
     for unit in units:
         if isinstance(unit, Head):
-            unit.loss = torch.compile(unit.loss, fullgraph=True, dynamic=False, backend=backend)  # type: ignore[method-assign]
+            unit.loss = MethodType(compiled(type(unit).loss), unit)  # type: ignore[method-assign]
         else:
-            unit.compile(fullgraph=True, dynamic=False, backend=backend)
+            unit.forward = MethodType(compiled(type(unit).forward), unit)

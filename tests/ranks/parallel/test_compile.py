@@ -6,7 +6,6 @@ import shutil
 from functools import partial
 
 import pytest
-import torch
 from torch._dynamo.utils import counters
 
 import meshwright.parallel.engine as engines
@@ -24,7 +23,6 @@ def compiled(recompute: Recompute = Recompute.NONE) -> Execution:
 
 
 def equals_one_process(rank: int, case: Case, backend: str) -> tuple[int, int]:
-    torch._dynamo.reset()
     counters.clear()
     engines.compile_units = partial(compile_units, backend=backend)
     plan = case.plan
