@@ -24,10 +24,12 @@ from meshwright.data.batch import Batch, local_share
 from meshwright.layout.groups import GroupName
 from meshwright.model.decoder import Decoder, build_decoder
 from meshwright.parallel.allocator import Allocator
+from meshwright.parallel.balancing import Balancer
 from meshwright.parallel.compile import compile_units
 from meshwright.parallel.direct import apply_direct
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.executor import Executor
+from meshwright.parallel.experts import apply_experts
 from meshwright.parallel.norms import apply_norms
 from meshwright.parallel.recompute import apply_selective
 from meshwright.parallel.rotation import apply_rotation
@@ -106,10 +108,11 @@ class Engine:
         self._products = WeightProducts(self.stores)
         self._apply_strategies(units)
         self._adopt_parameters()
+        self.balancer = self._balance(units, read) if plan.arch.experts is not None else None
         if start_values:
             for store in self.stores:
                 store.initialise()
-        self._train = Executor(plan, training, mesh, units, self.stores, self.allocator, self._products, read)
+        self._train = Executor(plan, training, mesh, units, self.stores, self.allocator, self._products, read, self.balancer)
         self.loss_scale = self._train.loss_scale
         on_cpu = self.allocator.device.type == "cpu"
         for told in plan_warnings(plan, on_cpu) if mesh.rank == 0 else ():
@@ -174,6 +177,10 @@ class Engine:
             apply_direct(units.values(), self._products)
         if execution.recompute is Recompute.SELECTIVE:  # a compiler chooses by itself what it keeps
             apply_selective(units.values(), self._products, axis)
+
+    def _balance(self, units: dict[int, nn.Module], read: Callable[[Tensor], list[float]]) -> Balancer:
+        apply_experts(units.values(), self._products, read)
+        return Balancer(self.plan, units, self.mesh.coordinates, self.allocator.device)
 
     def _apply_tensor(self, units: dict[int, nn.Module]) -> TensorAxis:
         """Make the group of the units' collectives known by name as long as the engine lives, and how it is used."""

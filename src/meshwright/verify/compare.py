@@ -18,6 +18,7 @@ from functools import partial
 from meshwright.arch.parameters import tensors
 from meshwright.layout.moves import Piece, owned
 from meshwright.layout.rectangles import Rectangle
+from meshwright.plan.norm import bias_names
 from meshwright.plan.plan import Plan
 from meshwright.verify.bands import Band
 from meshwright.verify.figure import figure, relative, scale
@@ -107,8 +108,8 @@ class _Judge:
         yield from (Quantity(Kind.START, name) for name in names)
         yield from (Quantity(Kind.ACTIVATION, name) for name in units)
         yield from (Quantity(Kind.GRADIENT, name) for name in reversed(names))
-        yield from (Quantity(Kind.FIRST, name) for name in names)
-        yield from (Quantity(Kind.LAST, name) for name in names)
+        for kind in (Kind.FIRST, Kind.LAST):
+            yield from (Quantity(kind, name) for name in (*names, *bias_names(self.plan).values()))
 
     def figure_of(self, quantity: Quantity) -> float:
         largest = max((finding.difference for _, finding in self._found[quantity]), default=math.inf)
