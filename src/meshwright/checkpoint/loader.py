@@ -18,6 +18,7 @@ from meshwright.checkpoint.fingerprint import check_fingerprint
 from meshwright.checkpoint.folder import find_checkpoint, load_manifest
 from meshwright.checkpoint.manifest import MANIFEST, Manifest
 from meshwright.checkpoint.source import Source, checkpoint_source, fill
+from meshwright.checkpoint.state import is_bias
 from meshwright.checkpoint.storage import Storage
 from meshwright.checkpoint.subject import Known, Subject
 from meshwright.comm.agree import Side, refused_by, words
@@ -61,15 +62,21 @@ def load_checkpoint(held: Engine | Subject, storage: Storage, path: str, side: S
 
 
 def load_weights(held: Engine | Subject, source: Source, side: Side) -> None:
-    """Fill the weights alone, from any source; the optimizer starts anew. Collective; raises as `load` does."""
+    """Fill the weights alone, and the routers' biases where there are any, from any source; the optimizer starts anew.
+    Collective; raises as `load` does."""
     subject = subject_of(held)
 
     def read() -> None:
-        fill(source, {piece: view for piece, view in subject.views().items() if "/" not in piece.tensor})
+        wanted = subject.views().items()
+        fill(source, {piece: view for piece, view in wanted if _is_model(piece.tensor, source)})
         fill(source, subject.stale())
 
     agreed(side, read)
     subject.finish(0, {})
+
+
+def _is_model(name: str, source: Source) -> bool:
+    return bool(source.of([name])) if is_bias(name) else "/" not in name
 
 
 def agreed(side: Side, action: Callable[[], T]) -> T:
@@ -99,10 +106,12 @@ def agreed(side: Side, action: Callable[[], T]) -> T:
 
 def check_fits(manifest: Manifest, known: Known, where: str) -> None:
     """Raises CheckpointError where the tensors are not those that are `known`: by name, by shape. States that nobody
-    knows are left out, weights are not."""
+    knows are left out, weights are not; biases of routers start at zero where there are none."""
     saved = {tensor.name: tensor.shape for tensor in manifest.tensors}
     states = _has_states(manifest, known)
-    wanted = {name: shape for name, (shape, _) in known.items() if states or "/" not in name}
+    wanted = {
+        name: shape for name, (shape, _) in known.items() if "/" not in name or (name in saved if is_bias(name) else states)
+    }
     if lacking := [name for name in wanted if name not in saved]:
         raise CheckpointError(f"{where}: has no {lacking[0]} ({len(lacking)} tensors of this model are not in it)")
     if foreign := [name for name in saved if "/" not in name and name not in known]:
@@ -119,7 +128,7 @@ def _has_states(manifest: Manifest, known: Known) -> bool:
 
 def _kinds(names: Iterable[str]) -> set[str]:
     """Which states of an optimizer there are."""
-    return {name.partition("/")[0] for name in names if "/" in name}
+    return {name.partition("/")[0] for name in names if "/" in name and not is_bias(name)}
 
 
 def _compare(arrival: Arrival, where: str, side: Side) -> None:

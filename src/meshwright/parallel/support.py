@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from meshwright.config.built import unbuilt
 from meshwright.plan.plan import Plan
+from meshwright.plan.strategies.expert import check_runs
 
 __all__ = ["check_supported"]
 
 
 def check_supported(plan: Plan) -> None:
-    """Raise NotImplementedError that names every part of `plan` that could be priced but not run."""
+    """Raise a RequestError for experts that no executor runs so, NotImplementedError that names every part of `plan` that could be priced but not run."""
     missing = [f"{entry.part} ({entry.key} = {value})" for entry, value in unbuilt(lambda key: _value(plan, key))]
     if missing:
         raise NotImplementedError(f"not built yet: {', '.join(missing)}")
+    check_runs(plan)
 
 
 def _value(plan: Plan, key: str) -> object:
