@@ -109,9 +109,9 @@ def check_fits(manifest: Manifest, known: Known, where: str) -> None:
     knows are left out, weights are not; biases of routers start at zero where there are none."""
     saved = {tensor.name: tensor.shape for tensor in manifest.tensors}
     states = _has_states(manifest, known)
-    wanted = {
-        name: shape for name, (shape, _) in known.items() if "/" not in name or (name in saved if is_bias(name) else states)
-    }
+    biases = {name for name in saved if is_bias(name)}
+    asked = biases | {name for name in known if "/" not in name or (states and not is_bias(name))}
+    wanted = {name: shape for name, (shape, _) in known.items() if name in asked}
     if lacking := [name for name in wanted if name not in saved]:
         raise CheckpointError(f"{where}: has no {lacking[0]} ({len(lacking)} tensors of this model are not in it)")
     if foreign := [name for name in saved if "/" not in name and name not in known]:

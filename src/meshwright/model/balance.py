@@ -5,8 +5,8 @@
     f_be  share of the K S_b choices of sequence b that went to expert e         S_b  its tokens without padding
     p_be  mean score of expert e over its tokens
 
-    auxiliary   c/G sum_b E sum_e f_be p_be      1 at even load, its gradient through p alone (Switch Transformers, Fedus
-                                                 et al. 2021, arXiv:2101.03961, eq. 4, of K choices as in DeepSeek-V3,
+    auxiliary   c/G sum_b E sum_e f_be p_be      1 at even load, its gradient through p alone (Switch Transformers,
+                                                 arXiv:2101.03961, eq. 4, a sequence as in DeepSeek-V3,
                                                  arXiv:2412.19437, eq. 17-20)
     z           c/G sum_b mean_t (log sum_e exp logit_te)^2                      (ST-MoE, arXiv:2202.08906, eq. 5)
     bias        b_e += rate * sign(mean load - load_e) after a step, from the choices of the global batch; added to the
@@ -19,12 +19,11 @@ where it arises: `attach_terms` hands its gradient to the graph beside the unit'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from meshwright.model.rows import Rows
 
@@ -52,14 +51,18 @@ class Balancing:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """What a router did with one micro-batch. `choices_BE` (B, E) and `counts_E` (E,) are int64; `tokens_B` (B,) counts
-    those that are no padding."""
+    """What a router did with one micro-batch."""
 
-    logits_NE: Tensor
-    scores_NE: Tensor
-    choices_BE: Tensor
-    counts_E: Tensor
-    valid_BS: Tensor | None
+    logits: Tensor
+    """(N, E)"""
+    scores: Tensor
+    """(N, E)"""
+    choices: Tensor
+    """(B, E) int64: how often each sequence chose each expert"""
+    counts: Tensor
+    """(E,) int64: the same of all of them"""
+    valid: Tensor | None
+    """(B, S) bool"""
     active: int
 
     @classmethod
@@ -72,25 +75,25 @@ class Routed:
 
     def auxiliary(self) -> Tensor:
         """() the sum over these sequences of E sum_e f_be p_be."""
-        scores_BSE = self.scores_NE.view(len(self.choices_BE), -1, self.choices_BE.shape[1])
-        if self.valid_BS is not None:
-            scores_BSE = scores_BSE * self.valid_BS[..., None]
+        scores_BSE = self.scores.view(len(self.choices), -1, self.choices.shape[1])
+        if self.valid is not None:
+            scores_BSE = scores_BSE * self.valid[..., None]
         tokens_B1 = self._tokens()
-        shares_BE = self.choices_BE.to(scores_BSE.dtype) / (self.active * tokens_B1)
+        shares_BE = self.choices.to(scores_BSE.dtype) / (self.active * tokens_B1)
         return scores_BSE.shape[2] * (shares_BE * (scores_BSE.sum(1) / tokens_B1)).sum()
 
     def z(self) -> Tensor:
         """() the sum over these sequences of the mean squared log-sum-exp of a token."""
-        z_BS = self.logits_NE.logsumexp(-1).square().view(len(self.choices_BE), -1)
-        if self.valid_BS is not None:
-            z_BS = z_BS * self.valid_BS
+        z_BS = self.logits.logsumexp(-1).square().view(len(self.choices), -1)
+        if self.valid is not None:
+            z_BS = z_BS * self.valid
         return (z_BS / self._tokens()).sum()
 
     def _tokens(self) -> Tensor:
         """(B, 1) tokens of each sequence without padding, at least 1."""
-        if self.valid_BS is not None:
-            return self.valid_BS.sum(1, keepdim=True).clamp(min=1).to(self.scores_NE.dtype)
-        return self.scores_NE.new_full((len(self.choices_BE), 1), len(self.scores_NE) // len(self.choices_BE))
+        if self.valid is not None:
+            return self.valid.sum(1, keepdim=True).clamp(min=1).to(self.scores.dtype)
+        return self.scores.new_full((len(self.choices), 1), len(self.scores) // len(self.choices))
 
 
 def attach_terms(y_ND: Tensor, routed: Routed, balance: Balancing) -> Tensor:

@@ -1,6 +1,6 @@
 """A feed-forward of experts: each token goes to the few that its router chooses, and nothing is dropped.
 
-    N  tokens   D  hidden   E  experts   K  chosen by a token   F  width of an expert   M = N*K   B, S  sequences, length
+    N  tokens   D  hidden   E  experts   K  chosen by a token   F  width of an expert   M = N*K
 
     x_ND -- router --> scores_NE -- the K largest --> chosen_NK, weights_NK
       |                                                 |
@@ -66,7 +66,7 @@ class Router(nn.Module):
         self.product: Callable[[Tensor, Tensor], Tensor] = precise_product
         self.balance = Balancing()
         self.bias: Tensor | None = None  # (E,) float32: moves choices, never weights; no parameter, see `balance`
-        self.counts_E: Tensor | None = None  # int64 choices of each expert in the last forward
+        self.counts: Tensor | None = None  # int64 choices of each expert in the last forward
 
     def forward(self, x_ND: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Routed]:
         """(N, D) -> chosen (N, K) int64, E where a token is not routed; weights (N, K); what was routed where."""
@@ -80,7 +80,7 @@ class Router(nn.Module):
         if self.normalise:
             weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
         routed = Routed.of(logits_NE, scores_NE, chosen_NK, rows)
-        self.counts_E = routed.counts_E
+        self.counts = routed.counts
         if rows.valid is not None:
             chosen_NK = chosen_NK.masked_fill(~rows.valid.flatten()[:, None], self.count)
         return chosen_NK, weights_NK, routed
@@ -135,7 +135,7 @@ class RoutedMLP(nn.Module):
         order_M, places_NK = _sorted(chosen_NK)
         tokens_M = order_M // chosen_NK.shape[1]
         x_MD: Tensor = _Dispatched.apply(x_ND, tokens_M, places_NK)  # type: ignore[no-untyped-call]
-        y_MD = self.experts(x_MD, _bounds(self.read(routed.counts_E)))
+        y_MD = self.experts(x_MD, _bounds(self.read(routed.counts)))
         weighted_MD = y_MD * weights_NK.flatten()[order_M].to(y_MD.dtype)[:, None]
         y_ND: Tensor = _Combined.apply(weighted_MD, tokens_M, places_NK)  # type: ignore[no-untyped-call]
         if self.shared is not None:

@@ -44,5 +44,5 @@ def prepare_routers(
 def move_biases(routers: Mapping[int, Router]) -> None:
     """After a step of one process whose last forward was the global batch: move the biases by its choices."""
     for router in routers.values():
-        if router.bias is not None and router.counts_E is not None:
-            move_bias(router.bias, router.counts_E)
+        if router.bias is not None and router.counts is not None:
+            move_bias(router.bias, router.counts)

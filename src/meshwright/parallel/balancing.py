@@ -42,10 +42,10 @@ class Balancer:
     def count(self, unit: int) -> None:
         """Add what the forward of a unit has just routed."""
         router = self._routers.get(unit)
-        if router is None or router.counts_E is None or not self.biases:
+        if router is None or router.counts is None or not self.biases:
             return
         counted = self._counts.get(unit)
-        self._counts[unit] = router.counts_E if counted is None else counted + router.counts_E
+        self._counts[unit] = router.counts if counted is None else counted + router.counts
 
     def pack(self, packed: Tensor) -> None:
         """Write this rank's counts into the vector that the world adds up."""

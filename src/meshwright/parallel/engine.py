@@ -112,13 +112,14 @@ class Engine:
         if start_values:
             for store in self.stores:
                 store.initialise()
-        self._train = Executor(plan, training, mesh, units, self.stores, self.allocator, self._products, read, self.balancer)
+        parts = mesh, units, self.stores, self.allocator, self._products, read
+        self._train = Executor(plan, training, *parts, self.balancer)
         self.loss_scale = self._train.loss_scale
         on_cpu = self.allocator.device.type == "cpu"
         for told in plan_warnings(plan, on_cpu) if mesh.rank == 0 else ():
             warnings.warn(told, stacklevel=2)
         evaluating = program(plan, mesh.rank, Kind.EVALUATE, schedule)
-        self._evaluate = Executor(plan, evaluating, mesh, units, self.stores, self.allocator, self._products, read)
+        self._evaluate = Executor(plan, evaluating, *parts)
 
     def step(self, batch: Batch, learning_rate: float, stop: bool = False) -> StepResult:
         """One optimizer step on this rank's share of the global batch (accumulation * micro sequences).

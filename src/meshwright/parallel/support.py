@@ -13,7 +13,8 @@ __all__ = ["check_supported"]
 
 
 def check_supported(plan: Plan) -> None:
-    """Raise a RequestError for experts that no executor runs so, NotImplementedError that names every part of `plan` that could be priced but not run."""
+    """Raise NotImplementedError that names every part of `plan` that could be priced but not run, or a RequestError for
+    experts that are not run so."""
     missing = [f"{entry.part} ({entry.key} = {value})" for entry, value in unbuilt(lambda key: _value(plan, key))]
     if missing:
         raise NotImplementedError(f"not built yet: {', '.join(missing)}")

@@ -1,6 +1,6 @@
 """The one vector that all ranks add up at the end of a step: float64, summed over the world.
 
-    | SQUARED NONFINITE OVERFLOW STOP | choices of each expert, layer by layer, where a bias evens their loads |
+| SQUARED NONFINITE OVERFLOW STOP | choices of each expert, layer by layer, where a bias evens their loads |
 """
 
 from __future__ import annotations

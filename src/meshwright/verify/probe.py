@@ -69,7 +69,7 @@ class Probe:
         """Compare the parameters as they are now."""
         held, balancer = parameters(self.engine), self.engine.balancer
         if balancer is not None and kind is not Kind.START:
-            held = held | {Piece(name, full(tuple(bias.shape))): bias for name, bias in balancer.biases.items()}
+            held = {**held} | {Piece(name, full(tuple(bias.shape))): bias for name, bias in balancer.biases.items()}
         self._compare(kind, held)
 
     def _before(self, action: Action) -> None:

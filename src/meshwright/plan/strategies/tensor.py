@@ -75,7 +75,9 @@ def partial(plan: Plan, tensor: Tensor) -> tuple[GroupName, ...]:
     axes = frozenset(tensor.axes)
     if LogicalAxis.KV_HEADS in axes:
         return (GroupName.KV_COPY,) if kv_copies(plan.degrees, plan.arch) > 1 else ()
-    if axes & {LogicalAxis.HEAD_DIM, LogicalAxis.ROUTES} or (plan.execution.sequence and axes <= _OF_THE_STREAM):
+    if LogicalAxis.ROUTES in axes:
+        return (GroupName.TP,)
+    if LogicalAxis.HEAD_DIM in axes or (plan.execution.sequence and axes <= _OF_THE_STREAM):
         return (GroupName.TP,)
     return ()
 
