@@ -157,6 +157,9 @@ class _Judge:
         ordered = sorted(differing, key=lambda each: each[0] != rank)
         pieces = [Differing(r, f.rectangle, f.traits) for r, f in ordered if f.traits is not None]
         likely = likely_cause(self.plan, quantity.kind, size, pieces, self.band.of(quantity.kind))
+        if quantity.name in bias_names(self.plan).values():
+            text = "it was moved by other counts than those of the global batch"
+            likely = Likely(Cause.MISSING_SUM, text)
         return Verdict(quantity.name, _WHAT[quantity.kind], size, rank, likely)
 
     def _uncovered(self, quantity: Quantity, found: list[tuple[int, Finding]]) -> Verdict | None:

@@ -58,8 +58,8 @@ def _export(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     if arguments.json:
-        told_files = {"files": list(done.files), "left_out": list(done.left_out)}
-        print_json({"folder": arguments.out, "tensors": done.tensors, "bytes": done.num_bytes, **told_files})
+        value = {"folder": arguments.out, "tensors": done.tensors, "bytes": done.num_bytes, "files": list(done.files)}
+        print_json(value | ({"left_out": list(done.left_out)} if done.left_out else {}))
     else:
         print(f"{arguments.out}: {done.tensors} tensors, {done.num_bytes:,} bytes in {len(done.files)} files")
     return 0
