@@ -331,9 +331,7 @@ def narrowed(arch: Arch, tp: int) -> Arch:
     kv_heads = max(arch.kv_heads // tp, 1)
     experts = replace(arch.experts, ffn=arch.experts.ffn // tp) if arch.experts is not None else None
     vocab = -(-arch.vocab // tp)
-    return replace(
-        arch, heads=arch.heads // tp, kv_heads=kv_heads, ffn=arch.ffn // tp, vocab=vocab, experts=experts
-    )
+    return replace(arch, heads=arch.heads // tp, kv_heads=kv_heads, ffn=arch.ffn // tp, vocab=vocab, experts=experts)
 
 
 def _of_the_stream(name: str) -> bool:
