@@ -28,7 +28,7 @@ from meshwright.model.balance import Balancing, Routed, attach_terms
 from meshwright.model.mlp import build_activation, build_mlp
 from meshwright.model.rows import Rows
 
-__all__ = ["ExpertMLP", "RoutedMLP", "Router", "group_products", "precise_product"]
+__all__ = ["Bounds", "ExpertMLP", "GroupProducts", "RoutedMLP", "Router", "group_products", "precise_product"]
 
 Bounds = Sequence[tuple[int, int]]
 """(first, last + 1) of the rows of each expert."""
