@@ -14,6 +14,7 @@ import pytest
 
 from meshwright.arch.arch import Experts
 from meshwright.config.choices import Balance, Documents, Recompute, Schedule
+from meshwright.parallel.dry_run import dry_run
 from meshwright.plan.plan import Moe
 from meshwright.plan.rules import canonical, check_plan
 from meshwright.verify.ladder import Rung
@@ -106,3 +107,14 @@ def test_experts_on_all_layouts(tmp_path: Path, moe: Moe) -> None:
         "shared": [rung(moe, experts=SHARED, dp=2, zero=2), rung(moe, experts=SHARED, pp=2, schedule=Schedule.ZB_H1)],
     }
     check(rungs, tmp_path, timeout=580)
+
+
+@pytest.mark.parametrize("layout", [{"dp": 2, "zero": 3}, {"pp": 2, "schedule": Schedule.ZB_H1}, {"tp": 2}], ids=str)
+def test_a_dry_run_takes_even_loads_as_the_forecast_does(layout: dict[str, Any]) -> None:
+    arch = {"hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "experts": Experts(8, 2, 192), "vocab": 512}
+    plan = make_plan(layers=4, micro=4, accumulation=4, arch=arch, **layout)
+    plan = canonical(replace(plan, data=replace(plan.data, sequence_length=128), moe=BIAS))
+    dry = dry_run(plan, plan.degrees.ranks - 1)
+    assert dry.traffic_equal
+    assert dry.states_equal
+    assert abs(dry.peak_ratio - 1) <= 0.05
