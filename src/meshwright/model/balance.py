@@ -73,6 +73,13 @@ class Routed:
         choices_BE = went_NE.view(*rows.offsets.shape, -1).sum(1)
         return cls(logits_NE, scores_NE, choices_BE, choices_BE.sum(0), rows.valid, chosen_NK.shape[1])
 
+    def terms(self, balance: Balancing) -> Tensor:
+        """(2,) what these sequences add to the loss of the global batch: the auxiliary and the z term, weighted."""
+        none = self.scores.new_zeros(())
+        auxiliary = balance.auxiliary * self.auxiliary() if balance.auxiliary else none
+        z = balance.z * self.z() if balance.z else none
+        return torch.stack((auxiliary, z)) / balance.sequences
+
     def auxiliary(self) -> Tensor:
         """() the sum over these sequences of E sum_e f_be p_be."""
         scores_BSE = self.scores.view(len(self.choices), -1, self.choices.shape[1])
@@ -96,26 +103,21 @@ class Routed:
         return self.scores.new_full((len(self.choices), 1), len(self.scores) // len(self.choices))
 
 
-def attach_terms(y_ND: Tensor, routed: Routed, balance: Balancing) -> Tensor:
-    """`y_ND` itself; in backward the weighted terms of `routed` receive their gradient as well."""
-    if not (balance.has_terms and torch.is_grad_enabled()):
-        return y_ND
-    terms = [balance.auxiliary * routed.auxiliary()] if balance.auxiliary else []
-    terms += [balance.z * routed.z()] if balance.z else []
-    total = torch.stack(terms).sum() / balance.sequences
-    out: Tensor = _Attached.apply(y_ND, total, balance)  # type: ignore[no-untyped-call]
+def attach_terms(y_ND: Tensor, terms: Tensor, balance: Balancing) -> Tensor:
+    """`y_ND` itself; in backward each of `terms` (2,) receives its gradient as well."""
+    out: Tensor = _Attached.apply(y_ND, terms, balance)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Attached(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, total: Tensor, balance: Balancing) -> Tensor:
-        ctx.factor, ctx.dtype = balance.share * balance.scale, total.dtype
+    def forward(ctx: Any, y: Tensor, terms: Tensor, balance: Balancing) -> Tensor:
+        ctx.factor, ctx.terms = balance.share * balance.scale, terms.detach()
         return y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
-        return g, torch.tensor(ctx.factor, dtype=ctx.dtype, device=g.device), None
+        return g, torch.full_like(ctx.terms, ctx.factor), None
 
 
 @torch.no_grad()

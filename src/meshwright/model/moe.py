@@ -66,7 +66,8 @@ class Router(nn.Module):
         self.product: Callable[[Tensor, Tensor], Tensor] = precise_product
         self.balance = Balancing()
         self.bias: Tensor | None = None  # (E,) float32: moves choices, never weights; no parameter, see `balance`
-        self.counts: Tensor | None = None  # int64 choices of each expert in the last forward
+        self.counts: Tensor | None = None  # (E,) int64 choices of each expert in the last forward
+        self.terms: Tensor | None = None  # (2,) what it added to the loss
 
     def forward(self, x_ND: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Routed]:
         """(N, D) -> chosen (N, K) int64, E where a token is not routed; weights (N, K); what was routed where."""
@@ -140,7 +141,11 @@ class RoutedMLP(nn.Module):
         y_ND: Tensor = _Combined.apply(weighted_MD, tokens_M, places_NK)  # type: ignore[no-untyped-call]
         if self.shared is not None:
             y_ND = y_ND + self.shared(x_ND, rows)
-        y_ND = attach_terms(y_ND, routed, self.router.balance)
+        if self.training and self.router.balance.has_terms:
+            terms = routed.terms(self.router.balance)
+            self.router.terms = terms.detach()
+            if torch.is_grad_enabled():
+                y_ND = attach_terms(y_ND, terms, self.router.balance)
         return self.leave(y_ND)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from meshwright.layout.axes import Coordinates
 from meshwright.model.balance import move_bias
 from meshwright.model.routers import prepare_routers, routers_of
-from meshwright.plan.norm import bias_names, counts_at
+from meshwright.plan.norm import NUM_TERMS, bias_names, counts_at
 from meshwright.plan.plan import Plan
 
 __all__ = ["Balancer"]
@@ -32,26 +32,35 @@ class Balancer:
         """(E,) float32 of every routed layer of the model, by name; empty where nothing is biased."""
         self._routers = routers_of(units)
         self._counts: dict[int, Tensor] = {}
+        self._terms: Tensor | None = None
 
     def begin(self, scale: float) -> None:
         """Open a step whose losses are multiplied by `scale` in backward."""
         self._counts.clear()
+        self._terms = None
         for router in self._routers.values():
             router.balance.scale = scale
 
     def count(self, unit: int) -> None:
         """Add what the forward of a unit has just routed."""
         router = self._routers.get(unit)
-        if router is None or router.counts is None or not self.biases:
+        if router is None or router.counts is None:
             return
-        counted = self._counts.get(unit)
-        self._counts[unit] = router.counts if counted is None else counted + router.counts
+        if self.biases:
+            counted = self._counts.get(unit)
+            self._counts[unit] = router.counts if counted is None else counted + router.counts
+        if router.terms is not None:
+            terms = router.terms.double()
+            self._terms = terms if self._terms is None else self._terms + terms
 
     def pack(self, packed: Tensor) -> None:
-        """Write this rank's counts into the vector that the world adds up."""
-        if self._counts_here:
-            for unit, counts_E in self._counts.items():
-                packed[counts_at(self._plan, unit)] += counts_E
+        """Write this rank's counts and terms into the vector that the world adds up."""
+        if not self._counts_here:
+            return
+        for unit, counts_E in self._counts.items():
+            packed[counts_at(self._plan, unit)] += counts_E
+        if self._terms is not None:
+            packed[-NUM_TERMS:] += self._terms
 
     def finish(self, packed: Tensor) -> None:
         """The step is taken: move the biases by the counts of the global batch."""

@@ -54,7 +54,8 @@ class StepResult:
     `loss` is the mean over trained tokens of the global batch at the weights before the step; `grad_norm` the norm of
     the whole logical gradient before clipping; `finite` False: the weights were not touched; `stop`: some rank was
     asked to stop; `overflowed`: float16 gradients did not fit under the loss scale, which was halved, and the weights
-    were not touched (no fault: the norm is then infinite or NaN); `loss_scale`: what the next step will use.
+    were not touched (no fault: the norm is then infinite or NaN); `loss_scale`: what the next step will use; `terms`:
+    where routers add any, the auxiliary and the z term that were differentiated beside `loss`.
     """
 
     loss: float
@@ -64,6 +65,7 @@ class StepResult:
     stop: bool = False
     overflowed: bool = False
     loss_scale: float = 1.0
+    terms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,8 @@ class Engine:
         self._train.run(batch, learning_rate, stop)
         done = self._train
         loss, count = done.read()
-        return StepResult(loss, done.norm, count, done.finite, done.stops, done.overflowed, self.loss_scale.value)
+        scale, terms = self.loss_scale.value, tuple(done.terms)
+        return StepResult(loss, done.norm, count, done.finite, done.stops, done.overflowed, scale, terms)
 
     def share(self, batch: Batch) -> Batch:
         """This rank's sequences of a global batch: see `local_share`."""

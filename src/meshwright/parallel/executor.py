@@ -39,7 +39,7 @@ from meshwright.parallel.store import Store
 from meshwright.parallel.tensor import held_rows
 from meshwright.plan.action import COMPUTE, Action, Kind, Op, What
 from meshwright.plan.folds.words import in_words
-from meshwright.plan.norm import NORM_FLOATS, NormPart, norm_floats
+from meshwright.plan.norm import NORM_FLOATS, NUM_TERMS, NormPart, has_terms, norm_floats
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program
 from meshwright.plan.strategies.tensor import stream_tokens
@@ -65,7 +65,7 @@ class Executor:
         allocator: Allocator, products: WeightProducts, read: Callable[[Tensor], list[float]] = Tensor.tolist,
         balancer: Balancer | None = None,
     ) -> None:  # fmt: skip
-        self._balancer, self._num_packed = balancer, norm_floats(plan)
+        self._balancer, self._num_packed, self._has_terms = balancer, norm_floats(plan), has_terms(plan)
         self._read = read  # the only way by which a number leaves the device
         self.plan, self.program, self.mesh = plan, program, mesh
         self.units, self.stores, self.allocator, self.products = units, stores, allocator, products
@@ -311,6 +311,7 @@ class Executor:
     def _judge(self) -> None:
         """One decision for all ranks, from the summed vector: is the step taken, and how much is it clipped."""
         squared, nonfinite, overflows, stops = self._read(self.packed[:NORM_FLOATS])
+        self.terms = self._read(self.packed[-NUM_TERMS:]) if self._has_terms else []
         scale = self.loss_scale.value
         self.norm = math.sqrt(squared) / scale
         self.finite, self.stops = nonfinite == 0, stops > 0

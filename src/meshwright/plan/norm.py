@@ -1,6 +1,8 @@
 """The one vector that all ranks add up at the end of a step: float64, summed over the world.
 
-| SQUARED NONFINITE OVERFLOW STOP | choices of each expert, layer by layer, where a bias evens their loads |
+SQUARED NONFINITE OVERFLOW STOP    four numbers of every step
+choices of each expert             layer by layer, where a bias evens their loads
+the auxiliary and the z term       where routers add any
 """
 
 from __future__ import annotations
@@ -22,12 +24,19 @@ class NormPart(IntEnum):
 
 
 NORM_FLOATS = len(NormPart)
+NUM_TERMS = 2
 
 
 def norm_floats(plan: Plan) -> int:
     """Numbers of the whole vector."""
     experts = plan.arch.experts
-    return NORM_FLOATS + (len(bias_names(plan)) * experts.count if experts else 0)
+    counts = len(bias_names(plan)) * experts.count if experts else 0
+    return NORM_FLOATS + counts + (NUM_TERMS if has_terms(plan) else 0)
+
+
+def has_terms(plan: Plan) -> bool:
+    """Whether routers add terms to what is differentiated; these are the last numbers of the vector then."""
+    return bool(plan.moe.auxiliary_loss or plan.moe.z_loss)
 
 
 @lru_cache(maxsize=32)

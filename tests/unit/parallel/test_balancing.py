@@ -15,6 +15,7 @@ from meshwright.parallel.engine import Engine
 from meshwright.plan.norm import NORM_FLOATS, norm_floats
 from meshwright.plan.plan import Execution, Moe, Plan
 from meshwright.verify.batches import global_batches
+from meshwright.verify.settings import DOUBLE
 from tests.unit.plan.plans import make_plan
 
 
@@ -59,8 +60,25 @@ def test_a_step_that_is_not_taken_moves_no_bias() -> None:
     assert not any(bias.any() for bias in engine.balancer.biases.values())
 
 
-def test_only_biases_make_the_packed_vector_longer() -> None:
+def test_terms_are_told_beside_the_loss() -> None:
+    """Of any cut into micro-batches, recomputed or not; at even scores the auxiliary term is 1 a layer."""
+    told = []
+    for recompute, micro in ((Recompute.NONE, 1), (Recompute.FULL, 1), (Recompute.NONE, 2)):
+        plan = plan_of(recompute, Balance.AUXILIARY)
+        moe = Moe(Balance.AUXILIARY, auxiliary_loss=0.5, z_loss=0.1)
+        engine = Engine(replace(plan, batch=replace(plan.batch, micro=micro), moe=moe, precision=DOUBLE), Mesh())
+        (batch,) = global_batches(engine.plan, 1)
+        told.append(engine.step(batch, 0.1).terms)
+    assert 0.5 * 2 < told[0][0] < 0.5 * 2 * 1.2
+    assert told[0][1] > 0
+    assert all(each == pytest.approx(told[0], rel=1e-12) for each in told)
+    plain = Engine(plan_of(balance=Balance.NONE), Mesh())
+    assert plain.step(global_batches(plain.plan, 1)[0], 0.1).terms == ()
+
+
+def test_only_biases_and_terms_make_the_packed_vector_longer() -> None:
     assert norm_floats(plan_of()) == NORM_FLOATS + 2 * 8
+    assert norm_floats(replace(plan_of(), moe=Moe(Balance.BIAS, z_loss=0.1))) == NORM_FLOATS + 2 * 8 + 2
     assert norm_floats(plan_of(balance=Balance.NONE)) == norm_floats(make_plan()) == NORM_FLOATS
 
 
