@@ -21,6 +21,7 @@ FORMS = "parallel/recompute_forms.py"
 RECIPES, OFFLOAD, NORMS = "parallel/recompute.py", "parallel/offload.py", "parallel/norms.py"
 CONJUGATE, RING, ROWS = "comm/conjugate.py", "comm/ring.py", "layout/rows.py"
 NORMS, ROTATION = "parallel/norms.py", "parallel/rotation.py"
+EXPERTS, BALANCING = "parallel/experts.py", "parallel/balancing.py"
 
 
 def runs(mesh: dict[str, int], micro: int = 1, sequences: int = 12, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -37,6 +38,14 @@ GPT2 = {"family": "gpt2", "max_positions": 64}
 SELECTIVE = runs({"dp": 1}, micro=4, parallel={"recompute": "selective"})
 SELECTIVE_TP = runs({"dp": 1, "tp": 2}, micro=4, parallel={"recompute": "selective", "sequence": False})
 SELECTIVE_SEQUENCE = runs({"dp": 1, "tp": 2}, micro=4, parallel={"recompute": "selective", "sequence": True})
+MIXTRAL = {"family": "mixtral", "experts": 4, "experts_per_token": 2}
+EXACT = {"compute": "float64"}  # the last rung of another precision leaves routers no choice
+ROUTED = runs({"dp": 2}, micro=2, model=MIXTRAL, moe={"auxiliary_loss": 0.5}, precision=EXACT)
+ROUTED_TP = runs(
+    {"dp": 1, "tp": 2}, micro=4, model=MIXTRAL, moe={"auxiliary_loss": 0.5}, parallel={"sequence": False},
+    precision=EXACT,
+)  # fmt: skip
+BIASED = runs({"dp": 2}, micro=2, model=MIXTRAL, moe={"balance": "bias"}, precision=EXACT)
 AWAY = runs({"dp": 2}, micro=2, parallel={"zero": 3, "offload": "params"})
 
 FAULTS = [
@@ -387,6 +396,44 @@ FAULTS = [
         "both moments decay alike", "optim/update.py",
         "beta2=settings.betas[1]", "beta2=settings.betas[0]",
         DP, "norm",
+    ),
+    # ------------------------------------------------------------------ experts
+    Fault(
+        "the router's gradient is lost", EXPERTS,
+        "        ctx.products.add(ctx.place, g_NE, x.to(g_NE.dtype))\n", "",
+        ROUTED, "layers.1.mlp.router.weight",
+    ),
+    Fault(
+        "the second product of experts' rows gives their input no gradient", EXPERTS,
+        "dx_MI[low:high].addmm_(g[low:high], each)", "dx_MI[low:high].addmm_(g[low:high], each, alpha=0)",
+        ROUTED, "layers.1.mlp_norm.weight",
+    ),
+    Fault(
+        "a later micro-batch's experts overwrite those before", STORE,
+        "                each.addmm_(g_MO[low:high].t(), x_MI[low:high])\n",
+        "                torch.mm(g_MO[low:high].t(), x_MI[low:high], out=each)\n",
+        ROUTED, "layers.1.mlp.experts.down", "missing sum",
+    ),
+    Fault(
+        "the router's gradient is taken for whole on every tensor rank", DECLARED,
+        "    if LogicalAxis.ROUTES in axes:\n        return (GroupName.TP,)\n", "",
+        ROUTED_TP, "layers.1.mlp.router.weight",
+    ),
+    Fault(
+        "every tensor rank adds the whole of the loss terms", BALANCING,
+        "1.0 / plan.degrees.tp)", "1.0)",
+        ROUTED_TP, "layers.1.mlp.router.weight",
+    ),
+    Fault(
+        "each rank moves biases by its own tokens", BALANCING,
+        "move_bias(self.biases[name], packed[counts_at(self._plan, unit)])",
+        "move_bias(self.biases[name], self._counts[unit])",
+        BIASED, "layers.0.mlp.router.bias", "missing sum",
+    ),
+    Fault(
+        "biases are moved by the last micro-batch", BALANCING,
+        "router.counts if counted is None else counted + router.counts", "router.counts",
+        BIASED, "layers.1.mlp.router.bias", "missing sum",
     ),
     # ------------------------------------------------------------------ what the ledger knows of
     Fault(

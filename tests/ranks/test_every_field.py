@@ -25,6 +25,7 @@ from meshwright.arch.arch import Arch, Experts, Latent, Norm, Rope, RopeScaling
 from meshwright.arch.huggingface import hf_config
 from meshwright.comm.mesh import Mesh
 from meshwright.config.choices import (
+    Balance,
     LearningRateSchedule,
     OptimizerKind,
     Schedule,
@@ -44,6 +45,7 @@ from meshwright.plan.plan import (
     ContextSplit,
     Data,
     Execution,
+    Moe,
     Optimizer,
     Pipeline,
     Plan,
@@ -111,6 +113,7 @@ def bases(source: str) -> dict[str, Base]:
         "yarn": Base(base_plan(source, arch=base_arch(rope=yarn, tie_embeddings=True)), ("arch.rope",)),
         "learned": Base(base_plan(source, arch=base_arch(family="gpt2", **learned)), ("arch",)),
         "experts": Base(base_plan(source, arch=experts), ("arch.experts",), runs=False),
+        "loads": Base(base_plan(source, arch=experts, moe=Moe(Balance.AUXILIARY, 0.5, 0.1)), ("moe",)),
         "latent": Base(base_plan(source, arch=compressed), ("arch.latent",), runs=False),
         "zero": Base(zero, layout, runs=False),
         "stages": Base(stages, layout, runs=False),

@@ -52,8 +52,6 @@ FAMILIES: Mapping[Family, Arch] = {
 SHAPES: Mapping[Family, str] = {
     Family.BLOOM: "linear position biases (ALiBi) are not built",
     Family.DEEPSEEK_V3: "latent attention and group-limited routing are not built",
-    Family.MIXTRAL: "routed experts are not built yet",
-    Family.QWEN3_MOE: "routed experts are not built yet",
 }
 """Families that can be priced but not run, and why."""
 

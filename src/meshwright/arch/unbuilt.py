@@ -10,7 +10,6 @@ __all__ = ["lacking"]
 def lacking(arch: Arch) -> list[str]:
     """The parts of `arch` that do not run, by name. A part that is built loses its line here."""
     parts = (
-        ("routed experts", arch.experts),
         ("latent attention", arch.latent),
         ("linear attention biases (ALiBi)", arch.alibi),
     )

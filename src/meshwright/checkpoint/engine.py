@@ -11,7 +11,7 @@ from meshwright.checkpoint.errors import CheckpointError
 from meshwright.checkpoint.held import masters, optimizer_states, parameters
 from meshwright.checkpoint.manifest import Manifest
 from meshwright.checkpoint.plans import plan_to_json
-from meshwright.checkpoint.state import planned_files, shapes, state_name, total_bytes
+from meshwright.checkpoint.state import bias_pieces, planned_files, shapes, state_name, total_bytes
 from meshwright.checkpoint.subject import Identity, Known, Subject
 from meshwright.checkpoint.writer import PlannedFile
 from meshwright.comm.views import Held
@@ -26,7 +26,7 @@ def subject_of(held: Engine | Subject) -> Subject:
 
 
 class EngineSubject:
-    """Weights in the master type, states of the optimizer, the loss scale."""
+    """Weights in the master type, states of the optimizer, biases of routers, the loss scale."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._plan = engine, engine.plan
@@ -54,6 +54,8 @@ class EngineSubject:
         held = dict(masters(self._engine))
         for state, views in optimizer_states(self._engine).items():
             held |= {Piece(state_name(state, piece.tensor), piece.rectangle): view for piece, view in views.items()}
+        if self._engine.balancer is not None:
+            held |= {piece: self._engine.balancer.biases[name] for name, piece in bias_pieces(self._plan).items()}
         return held
 
     def stale(self) -> Held:

@@ -8,7 +8,7 @@ from meshwright.checkpoint.errors import CheckpointError, spelled
 from meshwright.checkpoint.folder import load_manifest
 from meshwright.checkpoint.manifest import Manifest
 from meshwright.checkpoint.plans import plan_from
-from meshwright.checkpoint.state import shapes
+from meshwright.checkpoint.state import is_bias, shapes
 from meshwright.checkpoint.storage import Storage
 from meshwright.checkpoint.subject import Known
 from meshwright.plan.plan import Plan
@@ -30,10 +30,12 @@ def planned_checkpoint(storage: Storage, path: str) -> tuple[Manifest, Plan]:
 
 def check_fits(manifest: Manifest, known: Known, where: str) -> None:
     """Raises CheckpointError where the tensors are not those that are `known`: by name, by shape. States that nobody
-    knows are left out, weights are not."""
+    knows are left out, weights are not; biases of routers start at zero where there are none."""
     saved = {tensor.name: tensor.shape for tensor in manifest.tensors}
     states = has_states(manifest, known)
-    wanted = {name: shape for name, (shape, _) in known.items() if states or "/" not in name}
+    biases = {name for name in saved if is_bias(name)}
+    asked = biases | {name for name in known if "/" not in name or (states and not is_bias(name))}
+    wanted = {name: shape for name, (shape, _) in known.items() if name in asked}
     if lacking := [name for name in wanted if name not in saved]:
         raise CheckpointError(f"{where}: has no {lacking[0]} ({len(lacking)} tensors of this model are not in it)")
     if foreign := [name for name in saved if "/" not in name and name not in known]:
@@ -52,4 +54,4 @@ def has_states(manifest: Manifest, known: Known) -> bool:
 
 def _kinds(names: Iterable[str]) -> set[str]:
     """Which states of an optimizer there are."""
-    return {name.partition("/")[0] for name in names if "/" in name}
+    return {name.partition("/")[0] for name in names if "/" in name and not is_bias(name)}

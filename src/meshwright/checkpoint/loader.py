@@ -19,6 +19,7 @@ from meshwright.checkpoint.fits import check_fits, has_states
 from meshwright.checkpoint.folder import find_checkpoint, load_manifest
 from meshwright.checkpoint.manifest import MANIFEST, Manifest
 from meshwright.checkpoint.source import Source, checkpoint_source, fill
+from meshwright.checkpoint.state import is_bias
 from meshwright.checkpoint.storage import Storage
 from meshwright.checkpoint.subject import Subject
 from meshwright.comm.agree import Side, refused_by, words
@@ -62,15 +63,21 @@ def load_checkpoint(held: Engine | Subject, storage: Storage, path: str, side: S
 
 
 def load_weights(held: Engine | Subject, source: Source, side: Side) -> None:
-    """Fill the weights alone, from any source; the optimizer starts anew. Collective; raises as `load` does."""
+    """Fill the weights alone, and the routers' biases where there are any, from any source; the optimizer starts anew.
+    Collective; raises as `load` does."""
     subject = subject_of(held)
 
     def read() -> None:
-        fill(source, {piece: view for piece, view in subject.views().items() if "/" not in piece.tensor})
+        wanted = subject.views().items()
+        fill(source, {piece: view for piece, view in wanted if _is_model(piece.tensor, source)})
         fill(source, subject.stale())
 
     agreed(side, read)
     subject.finish(0, {})
+
+
+def _is_model(name: str, source: Source) -> bool:
+    return bool(source.of([name])) if is_bias(name) else "/" not in name
 
 
 def agreed(side: Side, action: Callable[[], T]) -> T:

@@ -16,6 +16,7 @@ from meshwright.config.schema import RunConfig
 from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
 from meshwright.plan.resolve import resolve
+from meshwright.plan.strategies.expert import check_runs as check_experts
 
 __all__ = ["on_layout", "run_of"]
 
@@ -81,6 +82,8 @@ def on_layout(plan: Plan, overrides: Sequence[str], *, to_run: bool = False) -> 
     if "parallel.stages" not in keys and run.mesh.pp * run.parallel.chunks == len(stages):
         run = change_run(run, [f"parallel.stages={list(stages)}"])
     asked = resolve(run, plan.arch)
+    if to_run:
+        check_experts(asked)
     return replace(
         plan,
         data=asked.data if to_run else plan.data,

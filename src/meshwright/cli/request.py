@@ -49,6 +49,7 @@ def planned(
     from meshwright.config.built import check_built
     from meshwright.config.choices import Fill
     from meshwright.plan.resolve import resolve
+    from meshwright.plan.strategies.expert import check_runs as check_experts
 
     run = load(arguments)
     check_built(run)
@@ -61,7 +62,9 @@ def planned(
     check_runs(arch)
     if not exactly and not isinstance(run.mesh.dp, Fill):
         launched = None
-    return run, resolve(run, arch, asked if launched is None else launched)
+    plan = resolve(run, arch, asked if launched is None else launched)
+    check_experts(plan)
+    return run, plan
 
 
 def positive(text: str) -> int:

@@ -22,6 +22,7 @@ from meshwright.model.attention import Attention
 from meshwright.model.dropout import Dropout, Site
 from meshwright.model.loss import projected_loss
 from meshwright.model.mlp import build_mlp
+from meshwright.model.moe import RoutedMLP
 from meshwright.model.norms import build_norm
 from meshwright.model.rows import Rows
 
@@ -67,13 +68,13 @@ class Block(nn.Module):
         self.attention = Attention(arch, layer)
         self.attention_dropout = Dropout(arch.dropout, Site.ATTENTION_OUTPUT, layer)
         self.mlp_norm = build_norm(arch, arch.hidden)
-        self.mlp = build_mlp(arch)
+        self.mlp = RoutedMLP(arch) if arch.is_routed(layer) else build_mlp(arch)
         self.mlp_dropout = Dropout(arch.dropout, Site.MLP_OUTPUT, layer)
 
     def forward(self, x_ND: Tensor, rows: Rows) -> Tensor:
         """(N, D) -> (N, D)."""
         x_ND = x_ND + self.attention_dropout(self.attention(self.attention_norm(x_ND), rows), rows)
-        x_ND = x_ND + self.mlp_dropout(self.mlp(self.mlp_norm(x_ND)), rows)
+        x_ND = x_ND + self.mlp_dropout(self.mlp(self.mlp_norm(x_ND), rows), rows)
         return x_ND
 
 

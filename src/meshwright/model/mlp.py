@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from meshwright.arch.arch import Activation, Arch
 from meshwright.model.products import Products, separate_products
+from meshwright.model.rows import Rows
 
 
 def build_mlp(arch: Arch) -> nn.Module:
@@ -35,8 +36,8 @@ class MLP(nn.Module):
         self.activation = build_activation(arch.activation)
         self.down = nn.Linear(arch.ffn, arch.hidden, bias=arch.mlp_bias)
 
-    def forward(self, x_ND: Tensor) -> Tensor:
-        """(N, D) -> (N, D)."""
+    def forward(self, x_ND: Tensor, rows: Rows | None = None) -> Tensor:
+        """(N, D) -> (N, D), whatever the rows."""
         y_ND: Tensor = self.down(self.widened(*self.products(x_ND, self.inward)))
         return y_ND
 
@@ -62,8 +63,8 @@ class GatedMLP(nn.Module):
         self.activation = build_activation(arch.activation)
         self.down = nn.Linear(arch.ffn, arch.hidden, bias=arch.mlp_bias)
 
-    def forward(self, x_ND: Tensor) -> Tensor:
-        """(N, D) -> (N, D)."""
+    def forward(self, x_ND: Tensor, rows: Rows | None = None) -> Tensor:
+        """(N, D) -> (N, D), whatever the rows."""
         y_ND: Tensor = self.down(self.widened(*self.products(x_ND, self.inward)))
         return y_ND
 

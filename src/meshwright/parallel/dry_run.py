@@ -12,6 +12,7 @@ nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -24,12 +25,14 @@ from meshwright.config.choices import Documents
 from meshwright.data.batch import Batch
 from meshwright.layout.rows import whole_rows
 from meshwright.parallel.engine import Engine
+from meshwright.parallel.experts import routed_mlps
 from meshwright.parallel.storage_watch import StorageWatch
 from meshwright.plan.folds.ledger import Row, ledger
 from meshwright.plan.folds.memory import Timeline, memory
 from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.plan import Plan
 from meshwright.plan.schedules import ScheduleFunction
+from meshwright.plan.strategies.tensor import micro_tokens
 
 __all__ = ["DryRun", "dry_run"]
 
@@ -72,6 +75,7 @@ def dry_run(
         mesh = Mesh.of(plan).start()
         mesh.ledger.transport = transport
         engine = Engine(plan, mesh, "cpu", schedule=schedule, start_values=False, read=_zeros)
+        _spread_evenly(plan, engine)
         states = dict(engine.allocator.live)
         batch = _nothing(plan)
         mesh.ledger.clear()
@@ -91,6 +95,18 @@ def dry_run(
 def _zeros(tensor: Tensor) -> list[float]:
     """A fake tensor has no values: a step that is finite, of norm 0, at loss 0."""
     return [0.0] * tensor.numel()
+
+
+def _spread_evenly(plan: Plan, engine: Engine) -> None:
+    """Nor do loads of experts: each has its share of the choices, the first ones what does not divide."""
+    experts = plan.arch.experts
+    for mlp in routed_mlps(engine.model.units) if experts is not None else ():
+        mlp.read = partial(_even, micro_tokens(plan) * experts.active if experts is not None else 0)
+
+
+def _even(choices: int, counts_E: Tensor) -> list[int]:
+    share, rest = divmod(choices, counts_E.numel())
+    return [share + (expert < rest) for expert in range(counts_E.numel())]
 
 
 def _nothing(plan: Plan) -> Batch:

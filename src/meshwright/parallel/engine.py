@@ -24,10 +24,12 @@ from meshwright.data.batch import Batch, local_share
 from meshwright.layout.groups import GroupName
 from meshwright.model.decoder import Decoder, build_decoder
 from meshwright.parallel.allocator import Allocator
+from meshwright.parallel.balancing import Balancer
 from meshwright.parallel.compile import compile_units
 from meshwright.parallel.direct import apply_direct
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.executor import Executor
+from meshwright.parallel.experts import apply_experts
 from meshwright.parallel.norms import apply_norms
 from meshwright.parallel.recompute import apply_selective
 from meshwright.parallel.rotation import apply_rotation
@@ -52,7 +54,8 @@ class StepResult:
     `loss` is the mean over trained tokens of the global batch at the weights before the step; `grad_norm` the norm of
     the whole logical gradient before clipping; `finite` False: the weights were not touched; `stop`: some rank was
     asked to stop; `overflowed`: float16 gradients did not fit under the loss scale, which was halved, and the weights
-    were not touched (no fault: the norm is then infinite or NaN); `loss_scale`: what the next step will use.
+    were not touched (no fault: the norm is then infinite or NaN); `loss_scale`: what the next step will use; `terms`:
+    where routers add any, the auxiliary and the z term that were differentiated beside `loss`.
     """
 
     loss: float
@@ -62,6 +65,7 @@ class StepResult:
     stop: bool = False
     overflowed: bool = False
     loss_scale: float = 1.0
+    terms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +110,18 @@ class Engine:
         self._products = WeightProducts(self.stores)
         self._apply_strategies(units)
         self._adopt_parameters()
+        self.balancer = self._balance(units, read) if plan.arch.experts is not None else None
         if start_values:
             for store in self.stores:
                 store.initialise()
-        self._train = Executor(plan, training, mesh, units, self.stores, self.allocator, self._products, read)
+        parts = mesh, units, self.stores, self.allocator, self._products, read
+        self._train = Executor(plan, training, *parts, self.balancer)
         self.loss_scale = self._train.loss_scale
         on_cpu = self.allocator.device.type == "cpu"
         for told in plan_warnings(plan, on_cpu) if mesh.rank == 0 else ():
             warnings.warn(told, stacklevel=2)
         evaluating = program(plan, mesh.rank, Kind.EVALUATE, schedule)
-        self._evaluate = Executor(plan, evaluating, mesh, units, self.stores, self.allocator, self._products, read)
+        self._evaluate = Executor(plan, evaluating, *parts)
 
     def step(self, batch: Batch, learning_rate: float, stop: bool = False) -> StepResult:
         """One optimizer step on this rank's share of the global batch (accumulation * micro sequences).
@@ -127,7 +133,8 @@ class Engine:
         self._train.run(batch, learning_rate, stop)
         done = self._train
         loss, count = done.read()
-        return StepResult(loss, done.norm, count, done.finite, done.stops, done.overflowed, self.loss_scale.value)
+        scale, terms = self.loss_scale.value, tuple(done.terms)
+        return StepResult(loss, done.norm, count, done.finite, done.stops, done.overflowed, scale, terms)
 
     def share(self, batch: Batch) -> Batch:
         """This rank's sequences of a global batch: see `local_share`."""
@@ -174,6 +181,10 @@ class Engine:
             apply_direct(units.values(), self._products)
         if execution.recompute is Recompute.SELECTIVE:  # a compiler chooses by itself what it keeps
             apply_selective(units.values(), self._products, axis)
+
+    def _balance(self, units: dict[int, nn.Module], read: Callable[[Tensor], list[float]]) -> Balancer:
+        apply_experts(units.values(), self._products, read)
+        return Balancer(self.plan, units, self.mesh.coordinates, self.allocator.device)
 
     def _apply_tensor(self, units: dict[int, nn.Module]) -> TensorAxis:
         """Make the group of the units' collectives known by name as long as the engine lives, and how it is used."""

@@ -31,6 +31,7 @@ from meshwright.model.rows import Rows, rows_to_torch
 from meshwright.optim.scale import loss_scale_for
 from meshwright.optim.update import RULES, clip_coefficient, squared_norm
 from meshwright.parallel.allocator import Allocator
+from meshwright.parallel.balancing import Balancer
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.offload import Visits
 from meshwright.parallel.split import Stash, WeightProducts
@@ -38,7 +39,7 @@ from meshwright.parallel.store import Store
 from meshwright.parallel.tensor import held_rows
 from meshwright.plan.action import COMPUTE, Action, Kind, Op, What
 from meshwright.plan.folds.words import in_words
-from meshwright.plan.norm import NORM_FLOATS, NormPart
+from meshwright.plan.norm import NORM_FLOATS, NUM_TERMS, NormPart, has_terms, norm_floats
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program
 from meshwright.plan.strategies.tensor import stream_tokens
@@ -62,7 +63,9 @@ class Executor:
     def __init__(
         self, plan: Plan, program: Program, mesh: Mesh, units: dict[int, nn.Module], stores: list[Store],
         allocator: Allocator, products: WeightProducts, read: Callable[[Tensor], list[float]] = Tensor.tolist,
+        balancer: Balancer | None = None,
     ) -> None:  # fmt: skip
+        self._balancer, self._num_packed, self._has_terms = balancer, norm_floats(plan), has_terms(plan)
         self._read = read  # the only way by which a number leaves the device
         self.plan, self.program, self.mesh = plan, program, mesh
         self.units, self.stores, self.allocator, self.products = units, stores, allocator, products
@@ -113,9 +116,11 @@ class Executor:
         self._batch, self._rate = batch, rate
         self.count = torch.tensor(batch.trained_tokens, dtype=torch.int64, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
-        self.packed = torch.zeros(NORM_FLOATS, dtype=torch.float64, device=device)
+        self.packed = torch.zeros(self._num_packed, dtype=torch.float64, device=device)
         self.packed[NormPart.STOP] = float(stop)
         self.norm, self.finite, self.overflowed, self.stops = 0.0, True, False, False
+        if self._balancer is not None:
+            self._balancer.begin(self.loss_scale.value)
         try:
             self._execute()
         except BaseException as error:
@@ -157,11 +162,13 @@ class Executor:
         x = self._entering(key)
         if action.keep and self._trains:
             self._keep(key, x)
-            return
-        with torch.no_grad():
-            self._leave(key, self._call(key, x))
-        if self._trains:
-            self._held[key] = x
+        else:
+            with torch.no_grad():
+                self._leave(key, self._call(key, x))
+            if self._trains:
+                self._held[key] = x
+        if self._balancer is not None:
+            self._balancer.count(action.unit)
 
     def _recompute(self, action: Action) -> None:
         key = action.unit, action.micro
@@ -294,6 +301,8 @@ class Executor:
         part = NormPart.OVERFLOW if self.loss_scale.may_fall else NormPart.NONFINITE
         self.packed[part] += wild
         self.packed[NormPart.NONFINITE] += ~torch.isfinite(self.loss)
+        if self._balancer is not None:
+            self._balancer.pack(self.packed)
         if action.group is None:
             self._judge()
             return None
@@ -301,7 +310,8 @@ class Executor:
 
     def _judge(self) -> None:
         """One decision for all ranks, from the summed vector: is the step taken, and how much is it clipped."""
-        squared, nonfinite, overflows, stops = self._read(self.packed)
+        squared, nonfinite, overflows, stops = self._read(self.packed[:NORM_FLOATS])
+        self.terms = self._read(self.packed[-NUM_TERMS:]) if self._has_terms else []
         scale = self.loss_scale.value
         self.norm = math.sqrt(squared) / scale
         self.finite, self.stops = nonfinite == 0, stops > 0
@@ -309,6 +319,8 @@ class Executor:
         self._coefficient = clip_coefficient(self.norm, self.plan.optimizer.clip_norm) / scale
         if self.finite:
             self.loss_scale.after_step(self.overflowed)
+        if self._balancer is not None and self.finite and not self.overflowed:
+            self._balancer.finish(self.packed)
 
     def _update(self, action: Action) -> None:
         store = self.stores[action.bucket]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from torch.autograd.graph import GradientEdge
 
 from meshwright.parallel.store import Store
 
-__all__ = ["Place", "Stash", "WeightProducts", "input_gradient"]
+__all__ = ["Place", "Stash", "WeightProducts", "Writes", "input_gradient"]
 
 
 def input_gradient(gs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
@@ -33,6 +34,12 @@ def input_gradient(gs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
     for g_NO, weight_OI in zip(gs[1:], weights[1:], strict=True):
         dx_NI.addmm_(g_NO, weight_OI)
     return dx_NI
+
+
+class Writes(Protocol):
+    """Where the product g^T x of a weight goes."""
+
+    def write(self, g_NO: Tensor, x_NI: Tensor) -> None: ...
 
 
 @dataclass(slots=True)
@@ -44,7 +51,7 @@ class Stash:
     whole      edge and cotangent of a unit that nothing comes before: all of its backward is weight work
     """
 
-    products: list[tuple[Place, Tensor, Tensor]] = field(default_factory=list)
+    products: list[tuple[Writes, Tensor, Tensor]] = field(default_factory=list)
     gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
     whole: tuple[GradientEdge, Tensor] | None = None
 
@@ -81,7 +88,7 @@ class WeightProducts:
         """Where the gradient of a parameter lies; None where it is not trained."""
         return self._places.get(id(weight_OI))
 
-    def add(self, place: Place, g_NO: Tensor, x_NI: Tensor) -> None:
+    def add(self, place: Writes, g_NO: Tensor, x_NI: Tensor) -> None:
         if self.stash is None:
             place.write(g_NO, x_NI)
         else:

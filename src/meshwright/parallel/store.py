@@ -155,6 +155,27 @@ class Store:
             flat.addmm_(g_NO.t(), x_NI)
 
     @torch.no_grad()
+    def add_grouped(self, name: str, g_MO: Tensor, x_MI: Tensor, bounds: Sequence[tuple[int, int]]) -> None:
+        """The gradients g^T x of all experts' weights (E, O, I), each of its rows: written first, added later. That of
+        an expert without rows is exactly zero."""
+        self._begin_gradient()
+        flat = self._flat(self._segments[name])
+        first = name not in self._written
+        self._written.add(name)
+        for (low, high), each in zip(bounds, flat, strict=True):
+            if low == high:
+                if first:
+                    each.zero_()
+            elif first and each.dtype is g_MO.dtype:
+                torch.mm(g_MO[low:high].t(), x_MI[low:high], out=each)
+            elif first:
+                each.copy_(torch.mm(g_MO[low:high].t(), x_MI[low:high]))
+            elif each.dtype is g_MO.dtype:
+                each.addmm_(g_MO[low:high].t(), x_MI[low:high])
+            else:
+                each.add_(torch.mm(g_MO[low:high].t(), x_MI[low:high]))
+
+    @torch.no_grad()
     def add_rows(self, name: str, rows_N: Tensor, g_ND: Tensor) -> None:
         """Gradients g of looked-up rows of a table, straight into the flat gradient; repeated rows add up in order."""
         self._begin_gradient()

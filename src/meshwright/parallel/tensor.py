@@ -6,6 +6,7 @@ Parameters are local views of the buckets already; nothing here knows a shape. T
     embedding    look-up            vocabulary-parallel, then f* or g*
     block        query key value    column-parallel: f or g            gate up    the same
                  output             row-parallel: f* or g*             down       the same
+                                                                   experts    f or g before the router, f* or g* after
     head         loss               vocabulary-parallel, after f or g
 
 Norms and dropout are untouched: under sequence parallel they see N/T tokens, and `held_rows` gives dropout their keys.
@@ -23,7 +24,9 @@ from meshwright.layout.ownership import Ownership
 from meshwright.model.attention import Attention
 from meshwright.model.decoder import Block, Embedding, Head
 from meshwright.model.mlp import MLP, GatedMLP
+from meshwright.model.moe import RoutedMLP
 from meshwright.model.rows import Rows
+from meshwright.parallel.experts import tensor_parallel_experts
 from meshwright.parallel.split import WeightProducts
 from meshwright.parallel.tensor_direct import direct_column, direct_loss, direct_row
 from meshwright.parallel.tensor_linear import column_product, row_product
@@ -119,15 +122,21 @@ def held_rows(plan: Plan, at: Coordinates, rows: Rows) -> Rows:
 
 def _apply_to_block(block: Block, axis: TensorAxis) -> None:
     attention, mlp = block.attention, block.mlp
-    if not isinstance(mlp, MLP | GatedMLP):
+    if not isinstance(mlp, MLP | GatedMLP | RoutedMLP):
         raise TypeError(f"{type(mlp).__name__} has no tensor-parallel form")
-    for module, name in ((attention, "output"), (mlp, "down")):
+    rows = ((attention, "output"),) if isinstance(mlp, RoutedMLP) else ((attention, "output"), (mlp, "down"))
+    for module, name in rows:
         linear = getattr(module, name)
         if not isinstance(linear, nn.Linear):
             raise ValueError(f"this block is tensor-parallel already: its {name} is a {type(linear).__name__}")
         setattr(module, name, RowLinear(linear, axis))
     assert isinstance(attention, Attention)
-    attention.products = mlp.products = axis.products
+    attention.products = axis.products
+    if isinstance(mlp, RoutedMLP):
+        assert axis.direct is not None
+        tensor_parallel_experts(mlp, axis.group, axis.sequence, axis.direct)
+    else:
+        mlp.products = axis.products
 
 
 def _bias(linear: nn.Linear) -> nn.Parameter | None:

@@ -9,9 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.arch.arch import Arch, Rope, RopeScaling
-from meshwright.config.choices import LearningRateSchedule, Offload, OptimizerKind, Schedule, TokenDtype, Weights
+from meshwright.config.choices import (
+    Balance,
+    LearningRateSchedule,
+    Offload,
+    OptimizerKind,
+    Schedule,
+    Statistic,
+    TokenDtype,
+    Weights,
+)
 from meshwright.layout.axes import DEFAULT_ORDER, Axis, Degrees
-from meshwright.plan.plan import ContextSplit, Data, Execution, Optimizer, Pipeline, Plan, Sharding
+from meshwright.plan.plan import ContextSplit, Data, Execution, Moe, Optimizer, Pipeline, Plan, Sharding
 
 __all__ = ["canonical", "num_replicas"]
 
@@ -34,6 +43,7 @@ def canonical(plan: Plan) -> Plan:
         pipeline=_pipeline(plan),
         context=plan.context if plan.degrees.cp > 1 else ContextSplit(),
         execution=_execution(plan),
+        moe=_moe(plan),
     )
 
 
@@ -104,6 +114,19 @@ def _pipeline(plan: Plan) -> Pipeline:
     if plan.degrees.pp > 1:
         return plan.pipeline
     return Pipeline(Schedule.ONE_F_ONE_B, 1, (plan.arch.layers,))
+
+
+def _moe(plan: Plan) -> Moe:
+    """Without experts nothing decides; without a term neither its coefficient nor its statistic."""
+    if plan.arch.experts is None:
+        return Moe()
+    moe = plan.moe
+    if moe.balance is not Balance.AUXILIARY:
+        moe = replace(moe, auxiliary_loss=0.0)
+    elif not moe.auxiliary_loss:
+        moe = replace(moe, balance=Balance.NONE)
+    terms = moe.auxiliary_loss or moe.z_loss
+    return moe if terms or moe.balance is Balance.BIAS else replace(moe, statistic=Statistic.SEQUENCE)
 
 
 def _execution(plan: Plan) -> Execution:

@@ -14,6 +14,7 @@ from typing import Any
 
 from meshwright.arch.arch import Arch
 from meshwright.config.choices import (
+    Balance,
     Context,
     Documents,
     Dtype,
@@ -23,6 +24,7 @@ from meshwright.config.choices import (
     Order,
     Recompute,
     Schedule,
+    Statistic,
     TokenDtype,
     Weights,
 )
@@ -133,6 +135,17 @@ class Optimizer:
 
 
 @dataclass(frozen=True, slots=True)
+class Moe:
+    """How the load of experts is kept even; a model without experts has these values."""
+
+    balance: Balance = Balance.NONE
+    auxiliary_loss: float = 0.0
+    z_loss: float = 0.0
+    statistic: Statistic = Statistic.SEQUENCE
+    capacity: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     name: str
     seed: int
@@ -147,6 +160,7 @@ class Plan:
     pipeline: Pipeline
     context: ContextSplit
     execution: Execution
+    moe: Moe = Moe()
 
     @property
     def accumulation(self) -> int:
@@ -157,8 +171,9 @@ class Plan:
     def math(self) -> str:
         """Hash of what decides the loss curve; equal plans may continue one another on any layout."""
         data = replace(self.data, source="", tokenizer="bytes" if self.data.tokenizer == "bytes" else "file")
+        routed = () if self.moe == Moe() else (self.moe,)
         return digest(
-            self.seed, self.arch, self.start.source, data, self.batch.sequences, self.optimizer, self.precision
+            self.seed, self.arch, self.start.source, data, self.batch.sequences, self.optimizer, self.precision, *routed
         )
 
     @property

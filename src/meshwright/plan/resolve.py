@@ -16,6 +16,7 @@ from meshwright.plan.plan import (
     ContextSplit,
     Data,
     Execution,
+    Moe,
     Optimizer,
     Pipeline,
     Plan,
@@ -58,6 +59,7 @@ def resolve(run: RunConfig, arch: Arch, ranks: int | None = None) -> Plan:
             parallel.sequence,
             parallel.asynchronous_tensor,
         ),
+        moe=Moe(**{name: getattr(run.moe, name) for name in type(run.moe).model_fields}),
     )
     plan = canonical(plan)
     check_plan(plan)

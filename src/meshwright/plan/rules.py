@@ -156,7 +156,7 @@ def _sharding(plan: Plan) -> Iterator[RequestError]:
 
 
 _SECTIONS = (
-    "arch", "start", "data", "optimizer", "degrees", "sharding", "pipeline", "context", "execution",
+    "arch", "start", "data", "optimizer", "degrees", "sharding", "pipeline", "context", "execution", "moe",
 )  # fmt: skip
 
 

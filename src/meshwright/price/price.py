@@ -18,6 +18,7 @@ from meshwright.config.choices import Documents, Recompute
 from meshwright.plan.folds.ledger import Row
 from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
+from meshwright.plan.strategies.expert import unrunnable
 from meshwright.price.applies import beyond_closed_form
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster, Following
@@ -143,7 +144,7 @@ class Price:
         """Whether `meshwright train` runs such a plan."""
         plan = self.plan
         given = {"mesh.cp": plan.degrees.cp, "mesh.ep": plan.degrees.ep, "precision.compute": plan.precision.compute}
-        return not lacking(plan.arch) and not any(unbuilt(given.get))
+        return not lacking(plan.arch) and not any(unbuilt(given.get)) and not any(unrunnable(plan))
 
     @cached_property
     def is_folded(self) -> bool:

@@ -50,6 +50,7 @@ class Meter:
             "learning_rate": rate,
             "tokens": self.tokens,
             "trained_tokens": result.trained_tokens,
+            **dict(zip(("auxiliary_loss", "z_loss"), result.terms, strict=False)),
             "seconds": seconds,
             "tokens_per_second": self.tokens / seconds,
             "mfu": self.mfu(seconds),

@@ -14,6 +14,7 @@ from meshwright.checkpoint.fits import planned_checkpoint
 from meshwright.checkpoint.folder import load_manifest
 from meshwright.checkpoint.loader import load_weights
 from meshwright.checkpoint.source import Source, checkpoint_source, fill
+from meshwright.checkpoint.state import bias_pieces
 from meshwright.checkpoint.storage import Local, Storage, open_storage
 from meshwright.comm.agree import Side
 from meshwright.comm.mesh import Mesh, device_of
@@ -28,6 +29,7 @@ from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import full
 from meshwright.layout.rows import part_of
 from meshwright.model import Decoder, build_decoder
+from meshwright.model.routers import prepare_routers
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.engine import Engine
 from meshwright.plan.plan import Plan
@@ -65,7 +67,10 @@ def decoder_of(storage: Storage, path: str, plan: Plan, device: torch.device | s
     decoder = build_decoder(plan.arch, dtype=dtype, device=device)
     held = dict(decoder.named_parameters())
     source = _source(storage, path)
-    fill(source, {Piece(each.name, full(each.shape)): held[each.name].data for each in tensors(plan.arch)})
+    wanted = {Piece(each.name, full(each.shape)): held[each.name].data for each in tensors(plan.arch)}
+    biases = prepare_routers(plan, dict(enumerate(decoder.units)), device)
+    wanted |= {piece: biases[name] for name, piece in bias_pieces(plan).items() if source.of([piece.tensor])}
+    fill(source, wanted)
     return decoder.eval()
 
 

@@ -18,6 +18,7 @@ from functools import partial
 from meshwright.arch.parameters import tensors
 from meshwright.layout.moves import Piece, owned
 from meshwright.layout.rectangles import Rectangle
+from meshwright.plan.norm import bias_names
 from meshwright.plan.plan import Plan
 from meshwright.verify.bands import Band
 from meshwright.verify.figure import figure, relative, scale
@@ -107,8 +108,8 @@ class _Judge:
         yield from (Quantity(Kind.START, name) for name in names)
         yield from (Quantity(Kind.ACTIVATION, name) for name in units)
         yield from (Quantity(Kind.GRADIENT, name) for name in reversed(names))
-        yield from (Quantity(Kind.FIRST, name) for name in names)
-        yield from (Quantity(Kind.LAST, name) for name in names)
+        for kind in (Kind.FIRST, Kind.LAST):
+            yield from (Quantity(kind, name) for name in (*names, *bias_names(self.plan).values()))
 
     def figure_of(self, quantity: Quantity) -> float:
         largest = max((finding.difference for _, finding in self._found[quantity]), default=math.inf)
@@ -156,6 +157,9 @@ class _Judge:
         ordered = sorted(differing, key=lambda each: each[0] != rank)
         pieces = [Differing(r, f.rectangle, f.traits) for r, f in ordered if f.traits is not None]
         likely = likely_cause(self.plan, quantity.kind, size, pieces, self.band.of(quantity.kind))
+        if quantity.name in bias_names(self.plan).values():
+            text = "it was moved by other counts than those of the global batch"
+            likely = Likely(Cause.MISSING_SUM, text)
         return Verdict(quantity.name, _WHAT[quantity.kind], size, rank, likely)
 
     def _uncovered(self, quantity: Quantity, found: list[tuple[int, Finding]]) -> Verdict | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from meshwright.config.choices import Documents, Offload, OptimizerKind, Recompute, Schedule
+from meshwright.config.choices import Documents, Dtype, Offload, OptimizerKind, Recompute, Schedule
 from meshwright.config.errors import RequestError
 from meshwright.layout.axes import Axis, Degrees
 from meshwright.plan.plan import ContextSplit, Pipeline, Plan, Sharding
@@ -107,7 +107,7 @@ def ladder(plan: Plan) -> tuple[Rung, ...]:
     seen: set[Plan] = set()
     rungs = []
     for chosen in (*_subsets(exact), tuple(names)):
-        rung = Rung(chosen, _with_only(plan, set(chosen)))
+        rung = Rung(chosen, _without_choice(_with_only(plan, set(chosen))))
         if rung.plan not in seen and _legal(rung.plan):
             seen.add(rung.plan)
             rungs.append(rung)
@@ -132,6 +132,15 @@ def _with_only(plan: Plan, chosen: set[str]) -> Plan:
     if len(plan.pipeline.stages) != plan.degrees.pp * plan.pipeline.chunks:
         plan = _plain_schedule(plan)
     return canonical(plan)
+
+
+def _without_choice(plan: Plan) -> Plan:
+    """In a lower precision every token goes to every expert: a near tie that rounding decides otherwise is no fault,
+    and moves gradients by far more than rounding does."""
+    experts = plan.arch.experts
+    if experts is None or plan.precision.compute is Dtype.FLOAT64:
+        return plan
+    return replace(plan, arch=replace(plan.arch, experts=replace(experts, active=experts.count)))
 
 
 def _legal(plan: Plan) -> bool:

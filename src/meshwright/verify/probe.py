@@ -17,7 +17,7 @@ from meshwright.checkpoint.fingerprint import fingerprint
 from meshwright.checkpoint.held import gradients, parameters
 from meshwright.comm.views import Held
 from meshwright.layout.moves import Piece
-from meshwright.layout.rectangles import Rectangle
+from meshwright.layout.rectangles import Rectangle, full
 from meshwright.model.rows import Rows
 from meshwright.parallel.engine import Engine
 from meshwright.plan.action import Action, Op
@@ -67,7 +67,10 @@ class Probe:
 
     def weights(self, kind: Kind) -> None:
         """Compare the parameters as they are now."""
-        self._compare(kind, parameters(self.engine))
+        held, balancer = parameters(self.engine), self.engine.balancer
+        if balancer is not None and kind is not Kind.START:
+            held = {**held} | {Piece(name, full(tuple(bias.shape))): bias for name, bias in balancer.biases.items()}
+        self._compare(kind, held)
 
     def _before(self, action: Action) -> None:
         if action.op is Op.UPDATE and not self._looked:

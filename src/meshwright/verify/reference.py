@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from meshwright.config.choices import OptimizerKind
 from meshwright.data.batch import Batch
 from meshwright.model import Decoder, build_decoder, initialise, rows_to_torch
+from meshwright.model.routers import move_biases, prepare_routers, routers_of
 from meshwright.plan.plan import Optimizer, Plan
 from meshwright.verify.settings import COMPARED_AFTER
 from meshwright.verify.trace import Figures, Kind, Quantity, write_reference
@@ -25,6 +26,7 @@ def run_reference(plan: Plan, batches: Sequence[Batch], rate: float, folder: Pat
     """Train the plan's model on `batches` at a constant learning rate and write what happened into `folder`."""
     model = build_decoder(plan.arch, dtype=torch.float64, device="cpu")
     initialise(model, plan.arch, plan.seed)
+    biases, routers = prepare_routers(plan, units := dict(enumerate(model.units))), routers_of(units)
     optimizer = _optimizer(model, plan.optimizer, rate)
     recorded: dict[Quantity, Tensor] = _weights(model, Kind.START)
     evaluation = _evaluation(model, plan, batches[0])
@@ -39,10 +41,12 @@ def run_reference(plan: Plan, batches: Sequence[Batch], rate: float, folder: Pat
         limit = plan.optimizer.clip_norm or float("inf")
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), limit)))
         optimizer.step()
+        move_biases(routers)
         losses.append(float(loss.detach()))
         counts.append(batch.trained_tokens)
         if step + 1 in COMPARED_AFTER:
-            recorded |= _weights(model, COMPARED_AFTER[step + 1])
+            kind = COMPARED_AFTER[step + 1]
+            recorded |= _weights(model, kind) | {Quantity(kind, name): bias.clone() for name, bias in biases.items()}
     largest = {quantity.key: float(tensor.abs().max()) for quantity, tensor in recorded.items()}
     shapes = {quantity.key: tuple(tensor.shape) for quantity, tensor in recorded.items()}
     figures = Figures(evaluation, tuple(losses), tuple(norms), tuple(counts), largest, shapes)

@@ -9,15 +9,26 @@ from pathlib import Path
 
 import torch
 
-from meshwright.arch.arch import Arch
+from meshwright.arch.arch import Arch, Experts
 from meshwright.checkpoint.loader import load
 from meshwright.checkpoint.saver import Progress, Saver
 from meshwright.comm.agree import Side
 from meshwright.comm.mesh import Mesh
-from meshwright.config.choices import Dtype, OptimizerKind, Schedule
+from meshwright.config.choices import Balance, Dtype, OptimizerKind, Schedule
 from meshwright.layout.axes import Degrees
 from meshwright.parallel.engine import Engine
-from meshwright.plan.plan import Batch, ContextSplit, Data, Execution, Optimizer, Pipeline, Plan, Precision, Sharding
+from meshwright.plan.plan import (
+    Batch,
+    ContextSplit,
+    Data,
+    Execution,
+    Moe,
+    Optimizer,
+    Pipeline,
+    Plan,
+    Precision,
+    Sharding,
+)
 from meshwright.plan.plan import Start as StartValues
 from meshwright.plan.rules import canonical, check_plan
 from meshwright.plan.stages import balanced
@@ -48,6 +59,7 @@ class Layout:
     precision: Precision = DOUBLE
     tied: bool = False
     layers: int = 4
+    experts: Experts | None = None
 
     @property
     def world(self) -> int:
@@ -57,7 +69,7 @@ class Layout:
     def plan(self) -> Plan:
         arch = Arch(
             "llama", layers=self.layers, hidden=24, heads=4, kv_heads=2, head_dim=8, ffn=40, vocab=67,
-            tie_embeddings=self.tied, dropout=0.1,
+            tie_embeddings=self.tied, dropout=0.1, experts=self.experts,
         )  # fmt: skip
         parts = self.pp * self.chunks
         plan = Plan(
@@ -74,6 +86,7 @@ class Layout:
             pipeline=Pipeline(self.schedule, self.chunks, balanced([1.0] * self.layers, 0.0, 0.0, parts)),
             context=ContextSplit(),
             execution=Execution(sequence=self.sequence),
+            moe=Moe(Balance.BIAS) if self.experts is not None else Moe(),
         )
         plan = canonical(plan)
         check_plan(plan)
@@ -94,6 +107,12 @@ LAYOUTS = (
     Layout("tp 2, sequence", tp=2, sequence=True),
     Layout("tp 2, dp 2, ZeRO 3", tp=2, dp=2, zero=3),
 )
+EXPERTS = tuple(
+    replace(layout, name=f"experts, {layout.name}", experts=Experts(4, 2, 16), layers=2)
+    for layout in LAYOUTS
+    if layout.name in ("dp 2, ZeRO 3", "pp 2", "tp 2, sequence")
+)
+"""Whose loads a bias evens: what is saved of it decides where tokens go."""
 TIED = tuple(
     replace(layout, name=f"tied, {layout.name}", tied=True)
     for layout in LAYOUTS
@@ -156,6 +175,8 @@ def continue_from(rank: int, case: Carried, root: Path) -> list[float]:
         store.master.fill_(torch.nan)
         if store.shard is None:
             store.whole.fill_(torch.nan)
+    for bias in engine.balancer.biases.values() if engine.balancer is not None else ():
+        bias.fill_(torch.nan)
     manifest = load(engine, folder_of(root, case.source), side())
     assert (manifest.step, manifest.samples) == (HALF, HALF * engine.plan.batch.sequences)
     return trained(engine, HALF, 2 * HALF)

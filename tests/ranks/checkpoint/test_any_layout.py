@@ -14,6 +14,7 @@ from meshwright.checkpoint.manifest import Manifest
 from meshwright.testing.exact import figure_of_difference
 from meshwright.testing.ranks import run_cases
 from tests.ranks.checkpoint.layouts import (
+    EXPERTS,
     HALF,
     LAYOUTS,
     TIED,
@@ -67,6 +68,18 @@ def test_layouts_continue_from_one_another(tmp_path: Path) -> None:
     ring = [Carried(LAYOUTS[number - 5], layout) for number, layout in enumerate(LAYOUTS)]
     own = [Carried(layout, layout) for layout in LAYOUTS if layout.name in OWN]
     _check(ring + own, losses, tmp_path, "one")
+
+
+def test_biases_of_routers_are_carried(tmp_path: Path) -> None:
+    losses = _saved(EXPERTS, tmp_path)
+    ring = [Carried(EXPERTS[number - 1], layout) for number, layout in enumerate(EXPERTS)]
+    _check([*ring, Carried(EXPERTS[0], EXPERTS[0])], losses, tmp_path, EXPERTS[0].name)
+    prints = [
+        {each.name: each.fingerprint for each in _manifest(tmp_path, layout).tensors if each.name.startswith("router")}
+        for layout in EXPERTS
+    ]
+    assert len(prints[0]) == 2
+    assert all(each == prints[0] and 0 not in each.values() for each in prints)
 
 
 def test_tied_tensors_are_carried_once(tmp_path: Path) -> None:

@@ -39,6 +39,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mistral, masked documents": {"family": "mistral", "sliding_window": 5, "documents": Documents.MASKED},
     "qwen2": {"family": "qwen2", "kv_heads": 2, "documents": Documents.MASKED},
     "qwen3": {"family": "qwen3", "kv_heads": 2, "head_dim": 12},
+    "mixtral": {"family": "mixtral", "kv_heads": 2, "experts": 4, "experts_per_token": 2, "sliding_window": 5},
+    "qwen3_moe": {
+        "family": "qwen3_moe",
+        "kv_heads": 2,
+        "experts": 6,
+        "experts_per_token": 3,
+        "expert_ffn": 16,
+        "dense_layers": 1,
+        "documents": Documents.MASKED,
+    },
     "gpt2": {"family": "gpt2", "max_positions": LENGTH},
     "gpt2, masked documents": {"family": "gpt2", "max_positions": 16, "documents": Documents.MASKED},
 }

@@ -14,7 +14,7 @@ import pytest
 
 from meshwright.arch.arch import Activation, Arch, Experts, Norm, Rope, RopeScaling
 from meshwright.arch.catalogue import preset
-from meshwright.arch.families import FAMILIES
+from meshwright.arch.families import FAMILIES, arch_from_fields, family_template
 from meshwright.arch.huggingface import ConfigWarning, arch_from_hf, hf_config, read_hf_config
 from meshwright.config.choices import Family
 from meshwright.config.errors import RequestError
@@ -360,3 +360,12 @@ def test_a_published_configuration_is_read_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert arch_from_hf(published) == preset("llama3.1-8b")
+
+
+def test_a_dense_width_that_no_block_has_keeps_no_mixture_from_its_config() -> None:
+    sizes = {"layers": 2, "hidden": 32, "heads": 4, "ffn": 48, "vocab": 257, "experts": 4, "experts_per_token": 2}
+    arch = arch_from_fields(family_template("mixtral"), sizes | {"expert_ffn": 24})
+    assert arch.ffn == 48
+    assert hf_config(arch)["intermediate_size"] == 24
+    with pytest.raises(RequestError, match="experts"):
+        hf_config(arch_from_fields(family_template("mixtral"), sizes | {"shared_experts": 1}))

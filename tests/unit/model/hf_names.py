@@ -17,11 +17,12 @@ from meshwright.arch.parameters import tensors
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """`name` in the checkpoint; `parts` are the logical tensors it holds, in order."""
+    """`name` in the checkpoint; `parts` are the logical tensors it holds, in order, one after the other along `dim`."""
 
     name: str
     parts: tuple[str, ...]
     transposed: bool = False
+    dim: int = 0
 
 
 _LLAMA = {
@@ -39,6 +40,7 @@ _LLAMA = {
     "mlp.gate": "mlp.gate_proj",
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
+    "mlp.router": "mlp.gate",
 }
 _GPT2 = {
     "attention_norm": ("ln_1", ("attention_norm",)),
@@ -62,8 +64,20 @@ def _llama(arch: Arch) -> Iterator[Stored]:
             yield Stored(_LLAMA.get(tensor.name) or f"{_LLAMA[stem]}.{leaf}", (tensor.name,))
             continue
         _, layer, path = tensor.name.split(".", 2)
+        if path.startswith("mlp.experts."):
+            yield from _experts(layer, path)
+            continue
         stem, leaf = path.rsplit(".", 1)
         yield Stored(f"model.layers.{layer}.{_LLAMA[stem]}.{leaf}", (tensor.name,))
+
+
+def _experts(layer: str, path: str) -> Iterator[Stored]:
+    """All experts in one tensor; its gates and ups in another, of which the gates come first."""
+    here, there = f"layers.{layer}.mlp.experts", f"model.layers.{layer}.mlp.experts"
+    if path.endswith("gate"):
+        yield Stored(f"{there}.gate_up_proj", (f"{here}.gate", f"{here}.up"), dim=1)
+    elif path.endswith("down"):
+        yield Stored(f"{there}.down_proj", (f"{here}.down",), dim=1)
 
 
 def _gpt2(arch: Arch) -> Iterator[Stored]:
@@ -89,6 +103,6 @@ def logical_weights(arch: Arch, checkpoint: Mapping[str, Tensor]) -> dict[str, T
     weights: dict[str, Tensor] = {}
     for stored in stored_tensors(arch):
         value = checkpoint[stored.name].T if stored.transposed else checkpoint[stored.name]
-        sizes = [shapes[part][0] for part in stored.parts]
-        weights.update(zip(stored.parts, value.split(sizes), strict=True))
+        sizes = [shapes[part][stored.dim] for part in stored.parts]
+        weights.update(zip(stored.parts, value.split(sizes, stored.dim), strict=True))
     return weights

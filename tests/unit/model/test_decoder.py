@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from meshwright.arch.arch import Arch, Experts
+from meshwright.arch.arch import Arch
 from meshwright.arch.arithmetic import Convention, operations
 from meshwright.arch.parameters import tensors
 from meshwright.layout.rows import whole_rows
@@ -272,5 +272,5 @@ def test_flops_of_a_known_model(tied: bool) -> None:
 
 
 def test_what_is_only_priced_is_refused_by_name() -> None:
-    with pytest.raises(NotImplementedError, match="routed experts"):
-        build_decoder(replace(LLAMA, experts=Experts(8, 2, 32)))
+    with pytest.raises(NotImplementedError, match="ALiBi"):
+        build_decoder(replace(LLAMA, rope=None, alibi=True))

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from meshwright.arch.arch import Experts
+from meshwright.arch.arithmetic import active_matmul_parameters
 from meshwright.comm.mesh import Mesh
 from meshwright.config.choices import Dtype, Recompute
 from meshwright.parallel.direct import apply_direct
@@ -31,10 +33,14 @@ def weights_last(stage: int, stages: int, micros: int, chunks: int) -> tuple[Slo
     return (*(slot for pair in pairs for slot in pair), *weights)
 
 
-def plan_of(dtype: Dtype = Dtype.FLOAT32, tied: bool = False, recompute: Recompute = Recompute.NONE) -> Plan:
-    return make_plan(
-        accumulation=3, recompute=recompute, precision=Precision(dtype, dtype, dtype), arch={"tie_embeddings": tied}
-    )
+def plan_of(
+    dtype: Dtype = Dtype.FLOAT32,
+    tied: bool = False,
+    recompute: Recompute = Recompute.NONE,
+    experts: Experts | None = None,
+) -> Plan:
+    arch = {"tie_embeddings": tied, "experts": experts}
+    return make_plan(accumulation=3, recompute=recompute, precision=Precision(dtype, dtype, dtype), arch=arch)
 
 
 def flops_by_action(schedule: ScheduleFunction, plan: Plan) -> Counter[tuple[Op, bool]]:
@@ -60,8 +66,13 @@ def flops_by_action(schedule: ScheduleFunction, plan: Plan) -> Counter[tuple[Op,
     return counted
 
 
-def test_forward_backward_and_weight_do_the_same_products() -> None:
-    split, whole = (flops_by_action(each, plan_of()) for each in (zb_h1.slots, one_f_one_b.slots))
+EXPERTS = Experts(4, 2, 32, shared=1)
+
+
+@pytest.mark.parametrize("experts", [None, EXPERTS])
+def test_forward_backward_and_weight_do_the_same_products(experts: Experts | None) -> None:
+    """Of experts as many as the tokens that were sent to them."""
+    split, whole = (flops_by_action(each, plan_of(experts=experts)) for each in (zb_h1.slots, one_f_one_b.slots))
     forward = whole[Op.FORWARD, False]
     assert forward > 0
     assert split == {(Op.FORWARD, False): forward, (Op.BACKWARD, True): forward, (Op.WEIGHT, False): forward} | {
@@ -69,6 +80,10 @@ def test_forward_backward_and_weight_do_the_same_products() -> None:
     }
     assert whole[Op.BACKWARD, False] == 2 * forward
     assert split.total() == whole.total()
+    if experts is not None:
+        plan = plan_of(experts=experts)
+        tokens = plan.batch.sequences * plan.data.sequence_length
+        assert whole.total() == 6 * active_matmul_parameters(plan.arch) * tokens
 
 
 def gradients(schedule: ScheduleFunction, plan: Plan) -> tuple[list[Tensor], float]:
@@ -86,10 +101,10 @@ def gradients(schedule: ScheduleFunction, plan: Plan) -> tuple[list[Tensor], flo
 
 
 @pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
-@pytest.mark.parametrize("tied", [False, True])
-def test_split_gradients_are_the_whole_ones(tied: bool, recompute: Recompute) -> None:
+@pytest.mark.parametrize(("tied", "experts"), [(False, None), (True, None), (False, EXPERTS)])
+def test_split_gradients_are_the_whole_ones(tied: bool, experts: Experts | None, recompute: Recompute) -> None:
     """Micro-batches are added in order in both, so the gradients are equal bit for bit."""
-    plan = plan_of(tied=tied, recompute=recompute)
+    plan = plan_of(tied=tied, recompute=recompute, experts=experts)
     whole, loss = gradients(one_f_one_b.slots, plan)
     split, same = gradients(zb_h1.slots, plan)
     assert loss == same

@@ -5,6 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.arch.arch import Experts
 from meshwright.config.choices import Documents, Dtype, Recompute, Schedule
 from meshwright.plan.plan import Plan, Precision
 from meshwright.plan.rules import canonical, check_plan
@@ -21,6 +22,12 @@ def names(plan: Plan) -> list[str]:
 
 def test_one_process_that_uses_nothing_is_one_rung() -> None:
     assert names(make_plan(micro=4, precision=WHOLE)) == ["one process"]
+
+
+def test_rounding_decides_no_choice_of_experts() -> None:
+    rungs = ladder(canonical(make_plan(micro=4, arch={"experts": Experts(8, 2, 32)})))
+    experts = [rung.plan.arch.experts for rung in rungs]
+    assert [(each.active, each.count) for each in experts if each is not None] == [(2, 8), (8, 8)]
 
 
 def test_precision_is_a_rung_of_its_own_at_the_end() -> None:

@@ -70,6 +70,8 @@ def _check_said(arch: Arch, config: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConfigWarning)
         said = arch_from_hf(config)
+    if arch.experts is not None and not arch.experts.dense_layers:  # no block has a dense feed-forward
+        said = dataclasses.replace(said, ffn=arch.ffn)
     wanted = arch if "resid_pdrop" in config or "hidden_dropout" in config else dataclasses.replace(arch, dropout=0.0)
     differing = [
         field.name for field in dataclasses.fields(Arch) if getattr(said, field.name) != getattr(wanted, field.name)

@@ -20,6 +20,7 @@ from meshwright.checkpoint.huggingface.write import CONFIG, SHARD_BYTES, Exporte
 from meshwright.checkpoint.manifest import Manifest
 from meshwright.checkpoint.rewrite import write_checkpoint
 from meshwright.checkpoint.source import checkpoint_source
+from meshwright.checkpoint.state import is_bias
 from meshwright.checkpoint.storage import Storage
 from meshwright.checkpoint.strict import parse
 from meshwright.config.choices import Dtype
@@ -60,7 +61,8 @@ def export_checkpoint(
     manifest, plan = planned_checkpoint(storage, path)
     config, beside = _carried(storage, path, plan, like)
     source = checkpoint_source(storage, path, manifest)
-    return export_weights(source, plan.arch, out, dtype=dtype, like=config, beside=beside, shard_bytes=shard_bytes)
+    done = export_weights(source, plan.arch, out, dtype=dtype, like=config, beside=beside, shard_bytes=shard_bytes)
+    return replace(done, left_out=tuple(each.name for each in manifest.tensors if is_bias(each.name)))
 
 
 def plan_of_import(opened: HFFolder) -> Plan:

@@ -58,6 +58,8 @@ class Exported:
     tensors: int
     num_bytes: int
     files: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    """Tensors of the checkpoint that the family has no place for."""
 
 
 def export_weights(

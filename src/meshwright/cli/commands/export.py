@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from meshwright.cli import request
 from meshwright.cli.checkpoints import found, told
@@ -50,10 +51,15 @@ def _export(arguments: argparse.Namespace) -> int:
         like=arguments.like,
         shard_bytes=arguments.shard_bytes or SHARD_BYTES,
     )
-    if arguments.json:
-        print_json(
-            {"folder": arguments.out, "tensors": done.tensors, "bytes": done.num_bytes, "files": list(done.files)}
+    if done.left_out:
+        print(
+            f"left out: biases of {len(done.left_out)} routers, for this family has no place for them; "
+            "without them some tokens go to other experts",
+            file=sys.stderr,
         )
+    if arguments.json:
+        value = {"folder": arguments.out, "tensors": done.tensors, "bytes": done.num_bytes, "files": list(done.files)}
+        print_json(value | ({"left_out": list(done.left_out)} if done.left_out else {}))
     else:
         print(f"{arguments.out}: {done.tensors} tensors, {done.num_bytes:,} bytes in {len(done.files)} files")
     return 0

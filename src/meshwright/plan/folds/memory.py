@@ -344,7 +344,9 @@ def narrowed(arch: Arch, tp: int) -> Arch:
     if tp == 1:
         return arch
     kv_heads = max(arch.kv_heads // tp, 1)
-    return replace(arch, heads=arch.heads // tp, kv_heads=kv_heads, ffn=arch.ffn // tp, vocab=-(-arch.vocab // tp))
+    experts = replace(arch.experts, ffn=arch.experts.ffn // tp) if arch.experts is not None else None
+    vocab = -(-arch.vocab // tp)
+    return replace(arch, heads=arch.heads // tp, kv_heads=kv_heads, ffn=arch.ffn // tp, vocab=vocab, experts=experts)
 
 
 def _of_the_stream(name: str) -> bool:

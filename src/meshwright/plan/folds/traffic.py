@@ -4,7 +4,7 @@
 |----------------------|----------------|-------------------------------------------------------------------|
 | count                | all_reduce     | one int64                                                         |
 | sum of the loss      | all_reduce     | one float64                                                       |
-| norm                 | all_reduce     | NORM_FLOATS float64                                               |
+| norm                 | all_reduce     | the packed vector, float64 (`plan/norm.py`)                       |
 | sum, stage 0         | all_reduce     | the bucket, reduce dtype                                          |
 | sum, stage 1 .. 3    | reduce_scatter | the bucket, reduce dtype                                          |
 | sum over copy, tied, | all_reduce     | what the sum before left: the bucket (stage 0) or the rank's shard |
@@ -26,7 +26,7 @@ from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Action, Op, Phase, What
 from meshwright.plan.buckets import Bucket, sharding_group
 from meshwright.plan.meeting import plan_groups
-from meshwright.plan.norm import NORM_FLOATS
+from meshwright.plan.norm import norm_floats
 from meshwright.plan.operation import Operation as Operation
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program
@@ -113,7 +113,7 @@ def _operation(plan: Plan, program: Program, action: Action) -> tuple[Operation,
         case Op.COUNT:
             return Operation.ALL_REDUCE, SCALAR_BYTES
         case Op.NORM:
-            return Operation.ALL_REDUCE, NORM_FLOATS * SCALAR_BYTES
+            return Operation.ALL_REDUCE, norm_floats(plan) * SCALAR_BYTES
         case Op.SEND:
             return Operation.SEND, border_elements(plan) * plan.precision.compute.num_bytes
         case Op.GATHER | Op.PUBLISH:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from meshwright.arch.arch import Arch
 from meshwright.arch.tensors import LogicalAxis, Tensor
+from meshwright.config.choices import Recompute
 from meshwright.config.divisors import nearest_divisors
 from meshwright.config.errors import RequestError
 from meshwright.layout.axes import Axis, Degrees, whole
@@ -18,7 +19,7 @@ from meshwright.layout.groups import GroupName
 from meshwright.layout.ownership import Cut
 from meshwright.plan.plan import Plan
 
-__all__ = ["cuts", "degree_rule", "problems", "replicas"]
+__all__ = ["check_runs", "cuts", "degree_rule", "problems", "replicas", "unrunnable"]
 
 
 def cuts(degrees: Degrees, tensor: Tensor) -> tuple[Cut, ...]:
@@ -43,6 +44,27 @@ def degree_rule(arch: Arch, ep: int) -> str | None:
     if arch.experts is not None and arch.experts.count % ep:
         return f"ep must divide the {arch.experts.count} experts"
     return None
+
+
+def check_runs(plan: Plan) -> None:
+    """Raise a RequestError where `plan` can be priced but no executor runs its experts so."""
+    problems = list(unrunnable(plan))
+    if problems:
+        raise RequestError.joined(problems)
+
+
+def unrunnable(plan: Plan) -> Iterator[RequestError]:
+    """What of `plan` no executor does with experts."""
+    if plan.arch.experts is None:
+        return
+    experts = f"{plan.arch.experts.count} experts"
+    if plan.execution.compile:
+        rule = f"rows of {experts} are known when a batch is, and a compiled unit would be made again for each of them"
+        yield RequestError("parallel.compile = true", rule, ("parallel.compile = false",))
+    if plan.execution.recompute is Recompute.SELECTIVE:
+        rule = f"has no recipe for blocks with {experts}"
+        works = ('parallel.recompute = "full"', 'parallel.recompute = "none"')
+        yield RequestError('parallel.recompute = "selective"', rule, works)
 
 
 def problems(plan: Plan) -> Iterator[RequestError]:

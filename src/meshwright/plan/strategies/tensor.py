@@ -67,6 +67,7 @@ def partial(plan: Plan, tensor: Tensor) -> tuple[GroupName, ...]:
 
     key/value heads on several ranks     each saw the gradient of its own query heads
     gains inside a head                  each rank has heads of its own
+    router                               each weighed the columns of the experts' outputs that it holds
     whole, on the residual stream        under sequence parallel each rank has tokens of its own
     """
     if plan.degrees.tp == 1:
@@ -74,6 +75,8 @@ def partial(plan: Plan, tensor: Tensor) -> tuple[GroupName, ...]:
     axes = frozenset(tensor.axes)
     if LogicalAxis.KV_HEADS in axes:
         return (GroupName.KV_COPY,) if kv_copies(plan.degrees, plan.arch) > 1 else ()
+    if LogicalAxis.ROUTES in axes:
+        return (GroupName.TP,)
     if LogicalAxis.HEAD_DIM in axes or (plan.execution.sequence and axes <= _OF_THE_STREAM):
         return (GroupName.TP,)
     return ()
