@@ -32,14 +32,16 @@ AXES: dict[str, list[Any]] = {
     "dp": [2, 1],
     "offload": ["none", "optimizer", "params"],
     "documents": ["packed", "masked"],
-    "size": ["tiny", "wide", "long"],
+    "size": ["tiny", "wide", "long", "vocabulary"],
 }
 SIZES: dict[str, tuple[int, int, dict[str, int]]] = {
     "tiny": (2, 16, {}),
     "wide": (4, 32, {"hidden": 128, "head_dim": 32, "ffn": 320, "vocab": 515}),
     "long": (4, 96, {"ffn": 160}),
+    "vocabulary": (2, 32, {"hidden": 64, "head_dim": 16, "ffn": 128, "vocab": 4100}),
 }
-"""(sequences of a micro-batch, their length, fields of the model): gradients, states or activations are the most."""
+"""(sequences of a micro-batch, their length, fields of the model): gradients, states, activations, or the table and
+logits are the most."""
 OF_FAMILY = {"gpt2": {"kv_heads": 4, "max_positions": 96}, "mistral": {"sliding_window": 9}}
 
 

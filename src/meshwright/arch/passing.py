@@ -70,8 +70,8 @@ def forward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, in_
 def backward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:
     """The fullest moments of a backward that ends in the flat gradient."""
     match arch.unit_kind(unit):
-        case UnitKind.EMBEDDING if setting.ways > 1:  # of the table's own rows, then of all that are stored
-            return Moments(2 * gradients.own, gradients.own)
+        case UnitKind.EMBEDDING if setting.ways > 1:
+            return Moments(weight_passing(arch, unit, setting, compute, gradients), gradients.own)
         case UnitKind.EMBEDDING if gradients.in_place:
             widened = gradients.width != compute.num_bytes
             return Moments(0, setting.tokens * arch.hidden * gradients.width if widened else 0)
@@ -86,6 +86,8 @@ def backward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, gr
 def split_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:
     """The fullest moment of a backward that keeps the factors of its products: none is given back."""
     if arch.unit_kind(unit) is UnitKind.HEAD:
+        if setting.ways > 1:
+            return _leaving(setting.tokens * arch.hidden * compute.num_bytes, setting)
         if compute.num_bytes >= 4:
             return setting.tokens * arch.hidden * compute.num_bytes
         return 2 * setting.tokens * arch.vocab * Role.PRECISE.num_bytes(compute)
@@ -93,6 +95,16 @@ def split_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> in
         return 0
     again = (2 if arch.gated else 1) if setting.selective else 0
     return ((3 if arch.gated else 2) + again) * setting.tokens * arch.ffn * compute.num_bytes
+
+
+def weight_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> int:
+    """The fullest moment of weight work, beyond the factors of its products.
+
+    On a tensor axis autograd makes the gradient of the table from a cotangent that is zero where others hold the row.
+    """
+    if arch.unit_kind(unit) is UnitKind.EMBEDDING and setting.ways > 1:
+        return gradients.own + setting.tokens * arch.hidden * compute.num_bytes
+    return 0 if gradients.in_place else gradients.own
 
 
 def stash_bytes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:

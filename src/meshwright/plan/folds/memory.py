@@ -20,7 +20,15 @@ from functools import cached_property
 
 from meshwright.arch.activations import Setting, saved
 from meshwright.arch.arch import Arch, Norm
-from meshwright.arch.passing import Gradients, Moments, backward_passing, forward_passing, split_passing, stash_bytes
+from meshwright.arch.passing import (
+    Gradients,
+    Moments,
+    backward_passing,
+    forward_passing,
+    split_passing,
+    stash_bytes,
+    weight_passing,
+)
 from meshwright.config.choices import Documents, Dtype, Offload, OptimizerKind, Recompute
 from meshwright.plan.action import COMPUTE, Action, Kind, Op
 from meshwright.plan.buckets import Bucket, sharding_group
@@ -306,8 +314,8 @@ class _Sizes:
     def of_rest(self, action: Action) -> int:
         """Of weight work and updates: gradients on their way into a bucket, or out of it in the master's dtype."""
         if action.op is Op.WEIGHT:
-            gradients = self._gradients(action.unit)
-            return 0 if gradients.in_place else gradients.own
+            compute = self._plan.precision.compute
+            return weight_passing(self._arch, action.unit, self._setting, compute, self._gradients(action.unit))
         precision = self._plan.precision
         if action.op is Op.UPDATE and precision.reduce is not precision.master:
             return _shard(self._plan, self._buckets[action.bucket]) * precision.master.num_bytes
