@@ -39,7 +39,7 @@ def test_bad_lines_are_told_and_the_rest_is_trained(tmp_path: Path, capsys: pyte
         (["data.source=NARROW", "model.vocab=300"], "narrow.bin holds 50000 as token 2; what works: model.vocab = 5"),
         (["data.source=nothing/*.txt"], "matches no file"),
         (["data.source=CORPUS", "model.vocab=100"], "the tokenizer's 257 tokens; what works: model.vocab = 257"),
-        (["model.preset=deepseek-v3"], "can be priced, not run: latent attention and group-limited routing are not built"),
+        (["model.preset=deepseek-v3"], "can be priced, not run: latent attention"),
         (["data.source=CORPUS", "data.tokenizer=nowhere"], "nowhere"),
         (["survive.on_nonfinite=rollback"], "going back to a checkpoint is not built yet"),
     ],
