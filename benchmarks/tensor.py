@@ -95,7 +95,9 @@ def parallelise(peer: Peer, mesh: DeviceMesh, sequence: bool) -> None:
             "attention": PrepareModuleInput(
                 input_layouts=(Shard(0), None), desired_input_layouts=(Replicate(), None)
             ),
-            "mlp": PrepareModuleInput(input_layouts=(Shard(0),), desired_input_layouts=(Replicate(),)),
+            "mlp": PrepareModuleInput(
+                input_layouts=(Shard(0), None), desired_input_layouts=(Replicate(), None)
+            ),
         }  # fmt: skip
     parallelize_module(peer, mesh, outer)
     for block in peer.layers:
