@@ -25,11 +25,12 @@ from meshwright.price.cluster import Cluster, Following
 from meshwright.price.estimate import Estimates, estimate
 from meshwright.price.folded import StageBytes, folded, fullest_moment, may_be_fullest, transport_of
 from meshwright.price.layouts import of_plan
-from meshwright.price.memory import CATEGORIES, routed_share
+from meshwright.price.memory import CATEGORIES, memories, routed_share
 from meshwright.price.simulate import simulated_seconds
 from meshwright.price.target import Target, target_of
 from meshwright.price.times import PARTS
 from meshwright.price.traffic import traffic
+from meshwright.price.weights import weights
 
 DENSE_RANGE, EXPERTS_RANGE = 0.15, 0.30
 """How far a priced step time may be off: what nine of ten published runs stay within (docs/pricing.md)."""
@@ -39,6 +40,9 @@ GUESS_FACTOR = 4.0
 
 MEMORY_RANGE = 0.135
 """The same of memory that is not the fold of the program."""
+
+SPARED = 1.25
+"""Times its closed form that memory of the program surely does not exceed: it is within 7 % (test_program_memory)."""
 
 _FOLDED = 20_000  # (unit, micro-batch) pairs over all stages that are worth folding one by one
 
@@ -164,8 +168,24 @@ class Price:
 
     @cached_property
     def fits_trained(self) -> bool:
-        """Whether `meshwright train` would not run out of memory; True where it does not run such a plan at all."""
+        """Whether `meshwright train` would not run out of memory; True where it does not run such a plan at all.
+
+        Nothing is folded where the closed form leaves room to spare: every stage of a long pipeline costs 0.1 s.
+        """
+        if not self.runs or (not self.is_folded and self._spares_room):
+            return True
         return self.trained_peak is None or self._reserved(self.trained_peak) <= self.cluster.device.memory_bytes
+
+    @property
+    def _spares_room(self) -> bool:
+        """Whether the program's closed form is so far below the device's memory that the fold must be too."""
+        if self.plan.arch.experts is not None or self.plan.data.documents is Documents.MASKED:
+            return False  # of which it knows too little
+        software = replace(self.cluster.software, following=Following.LITERAL)
+        target = replace(self.target, cluster=replace(self.cluster, software=software))
+        layout = of_plan(self.plan)
+        peak = float(memories(target, layout, weights(target, layout)).peak[0])
+        return self._reserved(int(peak * SPARED)) <= self.cluster.device.memory_bytes
 
     @cached_property
     def stage_peaks(self) -> tuple[int, ...]:

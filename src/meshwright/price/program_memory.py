@@ -15,6 +15,8 @@ documents, routed experts or context exchanges.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import repeat
+from operator import ge
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,9 +189,13 @@ def crests(schedule: Schedule, stage: int, stages: int, micros: int, chunks: int
             case Work.WEIGHT:
                 factors[slot.chunk] -= 1
         seen[sum(graphs), graphs[0], graphs[-1], sum(factors), factors[0], factors[-1]] = None
-    return tuple(one for one in seen if not any(_covers(other, one) for other in seen))
+    kept: dict[Crest, None] = {}
+    for one in sorted(seen, key=sum, reverse=True):  # what covers another has more in all
+        if not any(map(_covers, kept, repeat(one))):
+            kept[one] = None
+    return tuple(one for one in seen if one in kept)
 
 
 def _covers(other: Crest, one: Crest) -> bool:
-    """Whether `other` has at least as much of everything, and more of something."""
-    return other != one and all(theirs >= ours for theirs, ours in zip(other, one, strict=True))
+    """Whether `other` has at least as much of everything."""
+    return all(map(ge, other, one))

@@ -46,7 +46,7 @@ from meshwright.price.times import times
 from meshwright.price.weights import weights
 
 BUDGET = 2_500_000
-_BLOCK = 8192
+_BLOCK = 16_384
 _SPARE = 3  # how many more layouts than asked for are priced again as runs
 _TRIES = 20  # how often as many, where the program's fold says that they do not fit
 

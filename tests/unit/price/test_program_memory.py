@@ -63,6 +63,20 @@ def test_the_closed_form_is_near_the_fold(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_whether_it_fits_is_what_the_fold_says_folded_or_not(layout: str) -> None:
+    """Just above and below the fold's peak, where it is folded, and far above it, where it is not."""
+    usual = ask(*MODEL[:-1], *layout.split())
+    assert usual.trained_peak is not None
+    values = usual.target.values
+    needed = usual.trained_peak * values["memory.slack"] + values["memory.slack_bytes"]
+    for share, fits in ((0.999, False), (1.001, True), (2.0, True)):
+        device = replace(usual.cluster.device, memory_bytes=int(needed * share))
+        price = Price(usual.plan, replace(usual.cluster, device=device))
+        assert price.fits_trained is fits
+        assert ("trained_peak" in price.__dict__) is (share < 2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_filled_pipeline_has_the_peak_of_the_whole_step(layout: str) -> None:
     """What a price folds, with few micro-batches, and for `trained_peak` of other software on a few stages only."""
     words = [word for word in layout.split() if not word.startswith("batch.global")]
