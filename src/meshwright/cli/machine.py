@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["cpu_name", "facts", "memory_bytes"]
+from meshwright.train.machine import memory_bytes
+
+__all__ = ["cpu_name", "facts"]
 
 
 def cpu_name() -> str:
@@ -21,16 +23,6 @@ def cpu_name() -> str:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
-
-
-def memory_bytes() -> float:
-    """Physical memory, or what the container may use of it."""
-    whole = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
-    except OSError:
-        return whole
-    return min(whole, float(limit)) if limit.isdecimal() else whole
 
 
 def facts() -> Iterator[tuple[str, str]]:

@@ -47,6 +47,7 @@ from meshwright.train.nonfinite import NonfiniteError, blame
 from meshwright.train.outcome import Outcome
 from meshwright.train.peak import PeakWatch
 from meshwright.train.regret import REGRET_AFTER, regret_line
+from meshwright.train.room import check_rank_room
 from meshwright.train.sample import may_sample, sample
 from meshwright.train.saves import Saves
 from meshwright.train.start import begin, is_finished
@@ -83,6 +84,7 @@ def train_joined(status: RankStatus, job: Job) -> Outcome:
         status.at(None, "opening the data")
         feed = refused_together(side, lambda: rank_feed(job, mesh.rank))
         check_same_run(mesh, job.plan, feed.dataset.digest)
+        refused_together(side, lambda: check_rank_room(job.plan, mesh.rank, device_of(job.device)))
         status.at(None, "building the model")
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from meshwright.config.choices import DeviceKind
 from meshwright.config.errors import RequestError
 
-__all__ = ["check_devices", "check_machine", "check_ranks"]
+__all__ = ["check_devices", "check_machine", "check_ranks", "memory_bytes", "swap_bytes"]
 
 # Ranks may share cores, as tests of large meshes do; thousands of processes would only stop the machine.
 _RANKS_A_CORE, _RANKS_AT_LEAST = 16, 128
@@ -51,3 +52,23 @@ def check_devices(device: DeviceKind, ranks: int) -> None:
             f"each takes a CUDA device of its own, and this machine has {found}",
             (f"a mesh of {found} ranks" if found > 1 else "a mesh of one rank", 'train.device = "cpu"'),
         )
+
+
+def memory_bytes() -> float:
+    """Physical memory, or what the container may use of it."""
+    whole = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    limits = map(_read, ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+    return min([whole, *(float(limit) for limit in limits if limit.isdecimal())])
+
+
+def swap_bytes() -> float:
+    """What physical memory may be written out to."""
+    lines = (line.split() for line in _read("/proc/meminfo").splitlines())
+    return sum(1024.0 * float(words[1]) for words in lines if words[:1] == ["SwapTotal:"])
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

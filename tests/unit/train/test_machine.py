@@ -6,6 +6,8 @@ import torch
 from meshwright.config.choices import DeviceKind
 from meshwright.config.errors import RequestError
 from meshwright.train.machine import check_devices, check_ranks
+from meshwright.train.room import check_machine_room, check_rank_room
+from tests.unit.plan.plans import make_plan
 
 
 def test_far_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,3 +42,47 @@ def test_too_few_devices(found: int, device: DeviceKind, message: str, monkeypat
 def _cuda(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: found > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+
+
+LARGE = {"hidden": 1024, "heads": 8, "kv_heads": 8, "head_dim": 128, "ffn": 4096, "vocab": 512}
+"""A block of 12.6 or 16.8 million parameters: 16 bytes each with AdamW in float32."""
+
+
+def test_memory_that_a_machine_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = make_plan(layers=2, arch=LARGE), make_plan(layers=2, dp=2, arch=LARGE)
+    states = 2 * 16.8e6 * 16
+    _memory(monkeypatch, 1.5 * states)
+    check_machine_room(one, DeviceKind.CPU)
+    check_rank_room(two, 1, torch.device("cpu"))
+    with pytest.raises(RequestError, match=r"GiB of memory, which the 2 ranks would hold .*: this machine has 7"):
+        check_machine_room(two, DeviceKind.CPU)
+    _memory(monkeypatch, states / 2, swap=states / 4)
+    with pytest.raises(RequestError, match="which the run would hold"):
+        check_machine_room(one, DeviceKind.CPU)
+    with pytest.raises(RequestError, match=r"which rank 1 would hold .*: its machine has"):
+        check_rank_room(two, 1, torch.device("cpu"))
+
+
+def test_sharding_and_swap_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = 2 * 16.8e6 * 16
+    sharded = make_plan(layers=2, dp=2, zero=3, arch=LARGE)
+    _memory(monkeypatch, states, swap=states)
+    check_machine_room(sharded, DeviceKind.CPU)
+    _memory(monkeypatch, states / 2)
+    with pytest.raises(RequestError, match="the 2 ranks"):
+        check_machine_room(sharded, DeviceKind.CPU)
+
+
+def test_ranks_on_devices_ask_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    _memory(monkeypatch, 1.0)
+    _cuda(monkeypatch, 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, 10**6))
+    plan = make_plan(layers=2, dp=2, arch=LARGE)
+    check_machine_room(plan, DeviceKind.AUTO)
+    with pytest.raises(RequestError, match=r"rank 0 would hold .*: its device has 976.6 KiB"):
+        check_rank_room(plan, 0, torch.device("cuda", 0))
+
+
+def _memory(monkeypatch: pytest.MonkeyPatch, num_bytes: float, swap: float = 0.0) -> None:
+    monkeypatch.setattr("meshwright.train.room.memory_bytes", lambda: num_bytes)
+    monkeypatch.setattr("meshwright.train.room.swap_bytes", lambda: swap)

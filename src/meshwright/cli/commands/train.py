@@ -57,6 +57,7 @@ def _start(job: Job) -> int:
     from meshwright.launch.local import exit_code, run_ranks
     from meshwright.train.claim import claimed
     from meshwright.train.machine import check_devices, check_ranks
+    from meshwright.train.room import check_machine_room
 
     ranks = job.plan.degrees.ranks
     check_ranks(ranks)
@@ -68,6 +69,7 @@ def _start(job: Job) -> int:
         ending.already()
         return 0
     check_devices(job.device, ranks)
+    check_machine_room(job.plan, job.device)
     return exit_code(ending.of(lambda: run_ranks(_rank, ranks, job, mistakes=_mistakes(), refusals=REFUSALS)))
 
 
