@@ -1,138 +1,63 @@
-"""Programs that the launch tests run as processes of their own: `python -m tests.ranks.launch.programs NAME WORLD`.
+"""Programs of the launch tests, in processes of their own: `python -m tests.ranks.launch.programs FOLDER NAME WORLD`.
 
-Each ends with what `exit_code` makes of the launch. A line `pids A B ...` on stdout tells the ranks' processes.
+Several NAME WORLD are launched one after the other. Of each, FOLDER/NAME-WORLD has what it printed (`out`, `err`), what
+`exit_code` made of it (`code`), and when it was over (the time of `ended`). Like the command, a program starts the fork
+server before it imports torch itself.
 """
 
 import os
-import signal
 import sys
-import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import torch
-import torch.distributed as dist
-
-import meshwright as mw
-from meshwright.launch.environment import Place, detect
-from meshwright.launch.join import join, leave
+from meshwright.launch.environment import detect
+from meshwright.launch.forkserver import start_server
 from meshwright.launch.local import exit_code, run_here, run_ranks
-from meshwright.launch.status import RankStatus
 
 
-class MistakeError(ValueError):
-    """Told without a traceback."""
+def _named(name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(import_module("tests.ranks.launch.calls"), name)
+    return function
 
 
-def sums(place: Place, status: RankStatus, folder: str) -> float:
-    join(place)
-    x = torch.ones(2) * (place.rank + 1)
-    dist.all_reduce(x)
-    leave()
-    return float(x[0])
+@contextmanager
+def _printing_into(folder: Path) -> Iterator[None]:
+    """Standard output and error, of this process and of those it starts, in files."""
+    kept = [os.dup(stream) for stream in (1, 2)]
+    for stream, name in ((1, "out"), (2, "err")):
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, stream)
+        os.close(file)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        for stream, copy in enumerate(kept, start=1):
+            os.dup2(copy, stream)
+            os.close(copy)
 
 
-def _steps(place: Place, status: RankStatus, folder: str, trouble: str) -> None:
-    join(place)
-    (Path(folder) / f"pid-{place.rank}").write_text(str(os.getpid()))
-    for step in range(100_000):
-        status.at(step, "forward")
-        dist.all_reduce(torch.ones(4))
-        status.at(step, "backward")
-        if step == 7 and place.rank == 1:
-            (Path(folder) / "failed").write_text("")  # its time is what the tests measure from, to that of "ended"
-            _make(trouble)
-        if trouble == "endless":
-            time.sleep(0.01)
-
-
-def _make(trouble: str) -> None:
-    if trouble == "raise":
-        raise ValueError("the seventh seal\nwas opened")
-    if trouble == "mistake":
-        raise MistakeError("value 3; must be even")
-    if trouble == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if trouble == "exit":
-        sys.exit(3)
-
-
-def raises(place: Place, status: RankStatus, folder: str) -> None:
-    _steps(place, status, folder, "raise")
-
-
-def mistakes(place: Place, status: RankStatus, folder: str) -> None:
-    _steps(place, status, folder, "mistake")
-
-
-def killed(place: Place, status: RankStatus, folder: str) -> None:
-    _steps(place, status, folder, "kill")
-
-
-def exits(place: Place, status: RankStatus, folder: str) -> None:
-    _steps(place, status, folder, "exit")
-
-
-def endless(place: Place, status: RankStatus, folder: str) -> None:
-    _steps(place, status, folder, "endless")
-
-
-def raises_beside_a_deaf_rank(place: Place, status: RankStatus, folder: str) -> None:
-    """Rank 0 hangs and ignores SIGTERM; only SIGKILL ends it."""
-    status.at(3, "forward")
-    if place.rank == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        (Path(folder) / "deaf").write_text("")
-        while True:
-            time.sleep(1)
-    while not (Path(folder) / "deaf").exists():
-        time.sleep(0.01)
-    (Path(folder) / "failed").write_text("")
-    raise ValueError("nobody listens")
-
-
-def raises_before_joining(place: Place, status: RankStatus, folder: str) -> None:
-    if place.rank == 0:
-        (Path(folder) / "failed").write_text("")
-        raise ValueError("too early")
-    join(place)
-
-
-def saves(place: Place, status: RankStatus, folder: str) -> str:
-    """Leaves its loop on SIGTERM and takes a while to save."""
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda signum, frame: asked.append(signum))
-    (Path(folder) / f"pid-{place.rank}").write_text(str(os.getpid()))
-    while not asked:
-        time.sleep(0.01)
-    time.sleep(0.5)
-    (Path(folder) / f"saved-{place.rank}").write_text("")
-    return "saved"
-
-
-def dies_once(place: Place, status: RankStatus) -> None:
-    """Rank 1 is killed in the first attempt; a later one runs to the end. They meet as a program of one's own does."""
-    mesh = mw.Mesh(dp=place.world).start()
-    for step in range(20):
-        status.at(step, "forward")
-        dist.all_reduce(torch.ones(4))
-        if step == 10 and place.rank == 1 and place.restart_count == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-    mesh.close()
-    print(
-        f"rank {place.rank} ended attempt {place.restart_count}\n", end="", flush=True
-    )  # in one write: ranks share it
+def _launch(name: str, world: int, folder: Path) -> int:
+    mistakes = (_named("MistakeError"),)
+    folder.mkdir()
+    with _printing_into(folder):
+        code = exit_code(lambda: print(run_ranks(_named(name), world, str(folder), mistakes=mistakes)))
+    (folder / "code").write_text(str(code))
+    (folder / "ended").write_text("")  # what follows is this process's own end, torch and all
+    return code
 
 
 def main() -> int:
     place = detect()
     if place is not None:
-        return exit_code(lambda: run_here(globals()[sys.argv[1]], place))
-    name, world, folder = sys.argv[1:]
-    function = globals()[name]
-    try:
-        return exit_code(lambda: print(run_ranks(function, int(world), folder, mistakes=(MistakeError,))))
-    finally:
-        (Path(folder) / "ended").write_text("")  # what follows is this process's own end, torch and all
+        return exit_code(lambda: run_here(_named(sys.argv[1]), place))
+    start_server()
+    folder, names, worlds = Path(sys.argv[1]), sys.argv[2::2], sys.argv[3::2]
+    codes = [_launch(name, int(world), folder / f"{name}-{world}") for name, world in zip(names, worlds, strict=True)]
+    return codes[-1]
 
 
 if __name__ == "__main__":
