@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Quantity:
         return f"{self.kind}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Figures:
     """Numbers of the reference. `losses`, `norms` and `counts` have one entry a step; `evaluation` is the mean loss of
     step 0's batch at the start values, without dropout."""
@@ -63,7 +64,12 @@ class Figures:
 
     def largest_of(self, kind: Kind) -> float:
         """M: the largest magnitude over all tensors of a kind."""
-        return max((value for key, value in self.largest.items() if key.startswith(f"{kind}/")), default=0.0)
+        return self._by_kind.get(kind.value, 0.0)
+
+    @cached_property
+    def _by_kind(self) -> Mapping[str, float]:
+        kinds = {key.partition("/")[0] for key in self.largest}
+        return {kind: max(value for key, value in self.largest.items() if key.startswith(f"{kind}/")) for kind in kinds}
 
 
 def write_reference(folder: Path, tensors: Mapping[Quantity, Tensor], figures: Figures) -> None:
