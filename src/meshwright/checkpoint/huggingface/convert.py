@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,9 @@ def export_checkpoint(
 
 
 def plan_of_import(opened: HFFolder) -> Plan:
-    """One process that computes in the widest type that the weights are stored in."""
-    widest = max((each.dtype for each in opened.source.stored), key=lambda dtype: (dtype.itemsize, str(dtype)))
+    """One process that computes in the narrowest type that holds every value of the types the weights are stored in:
+    of bfloat16 and float16 that is float32."""
+    widest = reduce(torch.promote_types, {each.dtype for each in opened.source.stored})
     return replace(_plan_alone(opened.arch), precision=_precision(Dtype(name_of(widest))))
 
 
