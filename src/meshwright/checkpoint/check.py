@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
+from meshwright.checkpoint.beside import beside_of
 from meshwright.checkpoint.container import read_container
 from meshwright.checkpoint.diagnose import sign
 from meshwright.checkpoint.errors import DamagedError
 from meshwright.checkpoint.fingerprint import Fingerprints, check_fingerprint
 from meshwright.checkpoint.folder import load_manifest
 from meshwright.checkpoint.manifest import MANIFEST, Manifest
-from meshwright.checkpoint.source import Source, SourceFile, Stored, check_size, checkpoint_source, read_block
+from meshwright.checkpoint.source import Source, SourceFile, Stored, checkpoint_source, open_file, read_block
 from meshwright.checkpoint.storage import Reading, Storage
 
 __all__ = ["Checked", "check_checkpoint"]
@@ -44,6 +45,10 @@ def check_checkpoint(
             _check_file(source, file, stored, prints, problems, told)
         except DamagedError as error:
             problems.append(error)
+    try:
+        beside_of(storage, path, manifest)
+    except DamagedError as error:
+        problems.append(error)
     if not problems:
         where = storage.where(f"{path}/{MANIFEST}" if path else MANIFEST)
         for tensor in manifest.tensors:
@@ -58,9 +63,8 @@ def _check_file(
     source: Source, file: SourceFile, stored: list[Stored], prints: Fingerprints, problems: list[DamagedError],
     told: Callable[[str, int], None],
 ) -> None:  # fmt: skip
-    reading = source.storage.open(file.path)
+    reading = open_file(source, file)
     try:
-        check_size(source.storage.where(file.path), reading, file)
         buffer = bytearray(min(file.block_bytes, file.num_bytes))
         damaged = False
         for number in range(len(file.digests)):

@@ -8,7 +8,7 @@
     2  the manifest last, flushed                     a folder without one is not complete
     3  rename the folder                              readers see all of it or nothing
     4  replace `latest`                               a hint: what is complete is found without it
-    5  remove the oldest: its manifest first          a folder half removed is not complete
+    5  remove the oldest: renamed, its manifest first  a folder half removed is not complete, and removed at a start
 
 Where nothing can be renamed (object stores) the files go straight to their place under names of their own, and the
 manifest, one object, publishes them. Nothing is ever overwritten in place.
@@ -36,6 +36,7 @@ __all__ = [
     "find_checkpoint",
     "load_manifest",
     "step_name",
+    "step_of",
 ]
 
 CHECKPOINTS = "checkpoints"
@@ -47,6 +48,12 @@ _LEFT = re.compile(r"(step-\d{8,18})\.(tmp|old)-[0-9a-f]+")
 def step_name(step: int) -> str:
     """The folder of the checkpoint after `step` completed steps."""
     return f"step-{step:08d}"
+
+
+def step_of(path: str) -> int:
+    """The step in the name of a checkpoint's folder; -1 where it is none."""
+    match = _STEP.fullmatch(path.rpartition("/")[2])
+    return int(match[1]) if match else -1
 
 
 def data_name(rank: int, infix: str = "") -> str:
@@ -138,11 +145,20 @@ class Folder:
         later = [step for step in others if step > draft.step]
         earlier = [step for step in others if step < draft.step]
         for step in (*later, *earlier[max(keep - 1, 0) :]):
-            self._remove(self.path(step))
+            self._remove(self._given_up(step))
         if not self.storage.renames:
             wanted = {MANIFEST, *(file.name for file in manifest.files)}
             for name in set(self.storage.names(draft.final)) - wanted:
                 self.storage.remove(draft.path(name))
+
+    def _given_up(self, step: int) -> str:
+        """A checkpoint under a name that `clean` removes, should its removal not come to its end."""
+        path = self.path(step)
+        if not self.storage.renames:
+            return path
+        aside = f"{path}.tmp-{secrets.token_hex(4)}"
+        self.storage.rename(path, aside)
+        return aside
 
     def _remove(self, path: str) -> None:
         self.storage.remove(f"{path}/{MANIFEST}")
@@ -162,6 +178,10 @@ class Folder:
             else:
                 self._remove(name)
                 told.append(f"removed {self.storage.where(name)}, left by a save that did not end")
+        for name in self.incomplete() if not self.storage.renames and self.steps() else ():
+            # a cut save or removal; where nothing is complete it stays, to be told of
+            self.storage.remove_folder(f"{CHECKPOINTS}/{name}")
+            told.append(f"removed {self.storage.where(f'{CHECKPOINTS}/{name}')}, which has no manifest")
         if self.storage.read(f"{LATEST}.draft") is not None:
             self.storage.remove(f"{LATEST}.draft")
         return told
@@ -209,8 +229,7 @@ def load_manifest(storage: Storage, path: str) -> Manifest:
     if data is None:
         raise DamagedError(storage.where(where), "is missing: the checkpoint is not complete")
     manifest = read_manifest(data, storage.where(where))
-    named = _STEP.fullmatch(path.rpartition("/")[2])
-    if named is not None and int(named[1]) != manifest.step:
+    if step_of(path) not in (-1, manifest.step):
         raise DamagedError(storage.where(where), f"is of step {manifest.step}, in the folder of another step")
     return manifest
 

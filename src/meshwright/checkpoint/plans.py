@@ -11,11 +11,14 @@ from typing import Any, TypeVar
 
 from meshwright.arch.checks import check_arch
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
+from meshwright.checkpoint.strict import Reader
 from meshwright.config.choices import Family
+from meshwright.layout.axes import Axis
 from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
+from meshwright.plan.rules import check_plan
 
-__all__ = ["differences", "plan_from", "plan_to_json"]
+__all__ = ["differences", "layout_from", "plan_from", "plan_to_json"]
 
 T = TypeVar("T")
 
@@ -23,6 +26,7 @@ _LAYOUT = frozenset(
     ["name", "degrees", "sharding", "pipeline", "context", "execution", "batch.micro", "start.folder", "data.source"]
 )
 """Fields that decide no loss: see `Plan.math`."""
+_MOST_TOLD = 400
 _KEYS = {"batch.sequences": "batch.global", "optimizer.steps": "train.steps"}
 
 
@@ -41,9 +45,22 @@ def plan_from(value: Mapping[str, Any], file: str) -> Plan:
         plan: Plan = _read(Plan, value)
         check_arch(plan.arch)
         Family(plan.arch.family)
+        check_plan(plan)
     except (TypeError, ValueError, KeyError, RecursionError) as error:
-        raise DamagedError(file, f"holds no plan: {error}") from None
+        raise DamagedError(file, f"holds no plan: {_short(str(error))}") from None
     return plan
+
+
+def layout_from(value: Mapping[str, Any], file: str) -> tuple[dict[str, int], int]:
+    """The degree of each axis and the ZeRO stage that a plan, or what `data_parallel` told, was saved on. Raises
+    DamagedError where `value` is neither."""
+    if "module" not in value:
+        plan = plan_from(value, file)
+        return {axis.value: plan.degrees.on(axis) for axis in Axis}, plan.sharding.stage
+    reader = Reader(value, file, "the plan")
+    degrees = reader.nested(reader.object("degrees"), "the plan's degrees")
+    stage = reader.nested(reader.object("sharding"), "the plan's sharding").count("stage")
+    return {axis.value: degrees.count(axis.value) for axis in Axis}, stage
 
 
 def differences(saved: Mapping[str, Any], plan: Plan) -> list[str]:
@@ -77,7 +94,12 @@ def _is_layout(key: str) -> bool:
 
 
 def _told(value: Any) -> str:
-    return repr(value) if isinstance(value, str) else str(value)
+    return _short(repr(value) if isinstance(value, str) else str(value))
+
+
+def _short(text: str) -> str:
+    """What a file says may be of any length; a message is not."""
+    return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}..."
 
 
 def _read(kind: Any, value: Any) -> Any:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from meshwright.checkpoint.errors import CheckpointError, DamagedError
 from meshwright.checkpoint.fits import check_fits
-from meshwright.checkpoint.folder import CHECKPOINTS, Folder, find_checkpoint, load_manifest
+from meshwright.checkpoint.folder import CHECKPOINTS, Folder, find_checkpoint, load_manifest, step_of
 from meshwright.checkpoint.loader import agreed, load_checkpoint
 from meshwright.checkpoint.manifest import Manifest
 from meshwright.checkpoint.plans import differences
@@ -100,13 +100,16 @@ def resume(
             told(f"earlier checkpoints are moved to {aside}")
         return None
     bad: tuple[str, ...] = ()
+    heard: set[str] = set()
     while True:
         found = _agreed_choice(side, folder, engine.plan, wanted, corpus, accept_changes, bad)
         if found is None:
             return None
         address, path, lines = found
         for line in lines:
-            told(line)
+            if line not in heard:
+                told(line)
+        heard.update(lines)
         storage = open_storage(address)
         try:
             manifest = load_checkpoint(engine, storage, path, side)
@@ -145,7 +148,8 @@ def _newest(folder: Folder, worse_than: tuple[str, ...]) -> Found | None:
         if where in worse_than:
             continue
         try:
-            return Found(folder.storage.address, folder.path(step), folder.manifest(step), tuple(skipped))
+            manifest = folder.manifest(step)
+            return Found(folder.storage.address, folder.path(step), manifest, (*_lost(folder, step), *skipped))
         except DamagedError as error:
             skipped.append(f"damaged: {error}")
     broken = [folder.storage.where(f"{CHECKPOINTS}/{name}") for name in folder.incomplete()]
@@ -157,6 +161,22 @@ def _newest(folder: Folder, worse_than: tuple[str, ...]) -> Found | None:
             f"checkpoint.resume=none:{listed}"
         )
     return None
+
+
+def _lost(folder: Folder, step: int) -> list[str]:
+    """What says that there was a checkpoint later than the newest that has a manifest."""
+    lines = [
+        f"damaged: {folder.storage.where(f'{CHECKPOINTS}/{name}')}: has no manifest, so it is not complete"
+        for name in folder.incomplete()
+        if step_of(name) > step
+    ]
+    try:
+        latest = folder.latest()
+    except DamagedError as error:
+        return [*lines, f"damaged: {error}"]
+    if latest is not None and step_of(latest) > step and not folder.storage.names(latest):
+        lines.append(f"damaged: {folder.storage.where(latest)}: is gone, and latest names it")
+    return lines
 
 
 def _agreed_choice(

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from meshwright.checkpoint.beside import beside_of, write_beside
+from meshwright.checkpoint.beside import beside_of, recorded, write_beside
 from meshwright.checkpoint.errors import CheckpointError
 from meshwright.checkpoint.fingerprint import Fingerprints, check_fingerprint
 from meshwright.checkpoint.fits import check_fits
@@ -50,7 +50,7 @@ def reshard(storage: Storage, path: str, out: str | Path, plan: Plan) -> Manifes
         corpus=saved.corpus,
         block_bytes=saved.block_bytes,
         extra=saved.extra,
-        beside=beside_of(storage, path),
+        beside=beside_of(storage, path, saved),
     )
     before = {tensor.name: tensor.fingerprint for tensor in saved.tensors}
     for tensor in written.tensors:
@@ -104,7 +104,7 @@ def write_checkpoint(
             files=files,
             tensors=tuple(tensor for tensor in tensors if has(tensor.name)),
             block_bytes=block_bytes,
-            extra=dict(extra or {}),
+            extra={**(extra or {}), **recorded(beside or {})},
         )
         draft.finish(manifest.to_bytes())
     return manifest

@@ -18,15 +18,15 @@ import xxhash
 from torch import Tensor
 
 from meshwright.checkpoint.boxes import Part
-from meshwright.checkpoint.diagnose import lost_tensors
+from meshwright.checkpoint.diagnose import lost_tensors, reached_tensors
 from meshwright.checkpoint.errors import DamagedError
 from meshwright.checkpoint.landing import Landed, Landing, nobody
-from meshwright.checkpoint.manifest import BLOCK_BYTES, FileEntry, Manifest
+from meshwright.checkpoint.manifest import BLOCK_BYTES, Manifest
 from meshwright.checkpoint.storage import Reading, Storage
 from meshwright.comm.views import Held, Views
 from meshwright.layout.moves import Move, Piece, UncoveredError, moves
 
-__all__ = ["Source", "SourceFile", "Stored", "check_size", "checkpoint_source", "fill", "read_block"]
+__all__ = ["Source", "SourceFile", "Stored", "checkpoint_source", "fill", "open_file", "read_block"]
 
 _LEAST_SHARE = 8
 """A part of a request that is smaller than one in so many is not worth a request of its own."""
@@ -127,9 +127,8 @@ def fill(source: Source, target: Held, watch: Callable[[Piece, Tensor], Landed] 
 
 
 def _fill_from(source: Source, file: SourceFile, landings: Sequence[Landing]) -> None:
-    reading = source.storage.open(file.path)
+    reading = open_file(source, file)
     try:
-        check_size(source.storage.where(file.path), reading, file)
         scratch = bytearray(min(reading.request_bytes, file.block_bytes, file.num_bytes))
         for (begin, end), users in sorted(_blocks(file, landings).items(), key=lambda item: item[0]):
             digest = xxhash.xxh3_128()
@@ -209,10 +208,41 @@ def _check_digest(source: Source, file: SourceFile, begin: int, end: int, actual
         )
 
 
-def check_size(where: str, reading: Reading, file: SourceFile | FileEntry) -> None:
-    """Raises DamagedError for a file that is longer or shorter than what was written."""
-    if reading.size != file.num_bytes:
-        raise DamagedError(where, "bytes in the file", expected=str(file.num_bytes), actual=str(reading.size))
+def open_file(source: Source, file: SourceFile) -> Reading:
+    """`file`, of the size that was written. Raises DamagedError, with the tensors that are not there, for a file that
+    cannot be opened, is longer or is shorter."""
+    try:
+        reading = source.storage.open(file.path)
+    except DamagedError as error:
+        raise DamagedError(error.file, error.problem, tensor=reached_tensors(source, file)) from None
+    try:
+        _check_size(source, file, reading)
+    except DamagedError:
+        reading.close()
+        raise
+    return reading
+
+
+def _check_size(source: Source, file: SourceFile, reading: Reading) -> None:
+    """Of a file that was cut, the first block that is not whole is told as a changed one is: with both digests."""
+    where, size = source.storage.where(file.path), reading.size
+    if size == file.num_bytes:
+        return
+    if size > file.num_bytes or not file.digests:
+        gone = reached_tensors(source, file, size) if size < file.num_bytes else ""
+        raise DamagedError(where, "bytes in the file", tensor=gone, expected=str(file.num_bytes), actual=str(size))
+    number = size // file.block_bytes
+    begin = number * file.block_bytes
+    left = bytearray(size - begin)
+    reading.read_into(begin, memoryview(left))
+    end = min(begin + file.block_bytes, file.num_bytes)
+    raise DamagedError(
+        where,
+        f"{size} bytes in the file, of {file.num_bytes}: bytes {begin}..{end - 1} (block {number})",
+        tensor=reached_tensors(source, file, size),
+        expected=file.digests[number],
+        actual=xxhash.xxh3_128_hexdigest(left),
+    )
 
 
 def _number(move: Move) -> int:

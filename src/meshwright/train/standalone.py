@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from meshwright.arch.parameters import tensors
-from meshwright.checkpoint.beside import place_beside
+from meshwright.checkpoint.beside import beside_of, place_beside
 from meshwright.checkpoint.fits import planned_checkpoint
 from meshwright.checkpoint.folder import load_manifest
 from meshwright.checkpoint.loader import load_weights
@@ -37,6 +37,8 @@ from meshwright.plan.rules import canonical
 from meshwright.train.evaluate import EvalResult
 
 __all__ = ["Evaluating", "decoder_of", "evaluate_rank", "plan_of", "splits_of", "tokenizer_of"]
+
+_TOKENIZER_KEYS = ("--tokenizer FILE", "data.tokenizer=FILE")
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,18 @@ def decoder_of(storage: Storage, path: str, plan: Plan, device: torch.device | s
 
 def tokenizer_of(storage: Storage, path: str, plan: Plan) -> str:
     """The name of the tokenizer that a checkpoint's model reads: what lies beside imported weights, else that of the
-    training data. Raises RequestError for imported weights of which none is known."""
-    beside = place_beside(path)
-    names = storage.names(beside) if isinstance(storage, Local) else []
+    training data. Raises RequestError for imported weights of which none is known or none can be read where it lies,
+    DamagedError where it is not what was imported."""
+    place = place_beside(path)
+    names = beside_of(storage, path, load_manifest(storage, path))
     if "tokenizer.json" in names:
-        return storage.where(beside)
+        if not isinstance(storage, Local):
+            rule = "is at an address, and a tokenizer is read from a folder of this machine"
+            raise RequestError(storage.where(f"{place}/tokenizer.json"), rule, _TOKENIZER_KEYS)
+        return storage.where(place)
     named = plan.data.tokenizer
     if names and named == "bytes" and plan.arch.vocab != ByteTokenizer.vocab_size:  # a default that nobody chose
-        raise RequestError(
-            storage.where(path), "was imported without a tokenizer.json", ("--tokenizer FILE", "data.tokenizer=FILE")
-        )
+        raise RequestError(storage.where(path), "was imported without a tokenizer.json", _TOKENIZER_KEYS)
     return named
 
 

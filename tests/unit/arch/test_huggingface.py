@@ -315,8 +315,10 @@ def test_reading_from_a_folder_or_a_file(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match=message):
             read_hf_config(tmp_path / name)
     (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "twice.json").write_text('{"hidden_size": 64, "x": 1, "hidden_size": 96}')
     for path, message in (
         (tmp_path / "deep.json", "is not JSON"),
+        (tmp_path / "twice.json", "is not JSON: key 'hidden_size' stands twice"),
         ("x" * 5000, "cannot be read"),
         ("~no-such-user/x", "home"),
     ):

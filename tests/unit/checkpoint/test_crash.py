@@ -78,6 +78,7 @@ def check_whole(root: Path, allowed: set[int], prints: list[dict[str, int]]) -> 
     assert found.step in allowed
     assert {tensor.name: tensor.fingerprint for tensor in found.tensors} == prints[found.step]
     assert [name for name in os.listdir(root / "checkpoints") if "." in name] == []
+    assert Folder(root).incomplete() == []  # a removal that was cut left a folder for ever
     return found.step
 
 
@@ -300,6 +301,30 @@ def test_a_pointer_to_nowhere_is_no_reason_to_start_anew(
     shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(Exception, match="no checkpoint of this run"):
         resume(engine_of(0), Folder(tmp_path), Resume.AUTO, Side())
+
+
+@pytest.mark.parametrize(
+    ("lose", "told"),
+    [
+        (lambda step: (step / "manifest.json").unlink(), "has no manifest, so it is not complete"),
+        (shutil.rmtree, "is gone, and latest names it"),
+    ],
+)
+def test_what_was_later_and_is_lost_is_told(
+    lose: Callable[[Path], object], told: str, engines: list[Engine], tmp_path: Path
+) -> None:
+    """A run went on from the one before without a word of it."""
+    saves(engines, tmp_path, 2)
+    lose(tmp_path / "checkpoints" / "step-00000002")
+    lines: list[str] = []
+    manifest = resume(engine_of(0), Folder(tmp_path), Resume.AUTO, Side(), told=lines.append)
+    assert manifest is not None
+    assert manifest.step == 1
+    assert lines[0] == f"damaged: {tmp_path}/checkpoints/step-00000002: {told}"
+    assert len(lines) == 2
+    saves(engines, tmp_path, 3, 3)
+    assert resume(engine_of(0), Folder(tmp_path), Resume.AUTO, Side(), told=lines.append) is not None
+    assert len(lines) == 3
 
 
 def test_one_save_is_in_flight(engines: list[Engine], prints: list[dict[str, int]], tmp_path: Path) -> None:

@@ -145,6 +145,37 @@ def test_lost_pages_and_files(hurt: Callable[[Path], object], told: str, folder:
         load(engine_of(0), folder, Side())
 
 
+@pytest.mark.parametrize("left", [0, 20, 5000, 30_000, -1])
+def test_a_cut_names_the_tensors_that_are_gone(left: int, folder: Path) -> None:
+    """What is told of a cut is what is told of a flip: file, tensors, both digests; a cut named no tensor before."""
+    file = folder / "data-00000.safetensors"
+    whole = file.stat().st_size
+    size = left % whole
+    manifest = read_manifest((folder / "manifest.json").read_bytes(), "m")
+    gone = [each.name for each in manifest.tensors if each.pieces[0].offset + each.num_bytes > size]
+    cut(folder, size)
+    for error in (damage_of(folder), *check_checkpoint(open_storage(folder), "").problems):
+        assert error.file == str(file)
+        assert f"{size} bytes in the file, of {whole}" in error.problem
+        first, _, more = error.tensor.partition(" and ")
+        assert set(first.split(", ")) <= set(gone)
+        assert len(first.split(", ")) + int(more.split()[0] if more else 0) == len(gone)
+        assert len(error.expected) == len(error.actual) == 32
+        assert error.expected != error.actual
+
+
+def test_a_file_that_is_gone_or_longer_is_told_with_what_it_held(folder: Path) -> None:
+    file = folder / "data-00000.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole + b"x")
+    assert (damage_of(folder).expected, damage_of(folder).actual) == (str(len(whole)), str(len(whole) + 1))
+    file.unlink()
+    manifest = read_manifest((folder / "manifest.json").read_bytes(), "m")
+    for error in (damage_of(folder), *check_checkpoint(open_storage(folder), "").problems):
+        assert (error.file, error.problem) == (str(file), "is missing")
+        assert re.fullmatch(rf"(\S+, ){{2}}\S+ and {len(manifest.tensors) - 3} more", error.tensor)
+
+
 def test_the_file_of_another_step_is_foreign(folder: Path, good: Path) -> None:
     shutil.copy(good.with_name("step-00000001") / "data-00000.safetensors", folder)
     assert "expected" in str(damage_of(folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,34 @@ def test_tied_weights_are_written_once_even_where_they_were_stored_twice(tmp_pat
     written = weights_of(tmp_path / "out")
     assert "lm_head.weight" not in written
     assert not any("inv_freq" in name for name in written)
+
+
+@pytest.mark.parametrize("change", [lambda head: head.index_fill(0, torch.tensor([-1]), 1.0),
+                                    lambda head: head[:-1].clone(), lambda head: head.double()])  # fmt: skip
+def test_a_tied_head_that_is_another_is_not_left_out(
+    change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    """transformers loads both and ties neither; here the head was dropped without a word."""
+    saved_folder("llama tied, one key head", tmp_path / "in")
+    held = weights_of(tmp_path / "in")
+    held["lm_head.weight"] = change(held["model.embed_tokens.weight"])
+    save_file(held, tmp_path / "in" / "model.safetensors")
+    with pytest.raises(RequestError, match=r"in: holds a lm_head\.weight that is not its embedding"):
+        import_checkpoint(tmp_path / "in", tmp_path / "one")
+    assert not (tmp_path / "one").exists()
+
+
+def test_types_side_by_side_are_held_by_one_that_loses_nothing(tmp_path: Path) -> None:
+    """Beside float16, bfloat16 was imported as float16: large values became infinite, small ones zero."""
+    saved_folder("llama", tmp_path / "in")
+    before = weights_of(tmp_path / "in")
+    mixed = {name: (value * 1e30).bfloat16() if "mlp" in name else value.half() for name, value in before.items()}
+    save_file(mixed, tmp_path / "in" / "model.safetensors")
+    import_checkpoint(tmp_path / "in", tmp_path / "one")
+    export_checkpoint(open_storage(tmp_path / "one"), "", tmp_path / "out")
+    after = weights_of(tmp_path / "out")
+    assert {value.dtype for value in after.values()} == {torch.float32}
+    assert all(torch.equal(after[name], mixed[name].float()) for name in mixed)
 
 
 def test_names_without_the_prefix_of_the_base_model_are_known(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def test_a_cut_save_is_not_seen(address: str) -> None:
         manifest = resume(engine_of(0), Folder(address), Resume.AUTO, Side())
         assert manifest is not None
         assert manifest.step == newest
+        assert Folder(address).incomplete() == []  # what a cut save had written stayed for ever
         if newest == 2:
             Folder(address).storage.remove_folder("checkpoints/step-00000002")
             save(address, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +60,16 @@ def export_checkpoint(
     RequestError, CheckpointError.
     """
     manifest, plan = planned_checkpoint(storage, path)
-    config, beside = _carried(storage, path, plan, like)
+    config, beside = _carried(storage, path, manifest, plan, like)
     source = checkpoint_source(storage, path, manifest)
     done = export_weights(source, plan.arch, out, dtype=dtype, like=config, beside=beside, shard_bytes=shard_bytes)
     return replace(done, left_out=tuple(each.name for each in manifest.tensors if is_bias(each.name)))
 
 
 def plan_of_import(opened: HFFolder) -> Plan:
-    """One process that computes in the widest type that the weights are stored in."""
-    widest = max((each.dtype for each in opened.source.stored), key=lambda dtype: (dtype.itemsize, str(dtype)))
+    """One process that computes in the narrowest type that holds every value of the types the weights are stored in:
+    of bfloat16 and float16 that is float32."""
+    widest = reduce(torch.promote_types, {each.dtype for each in opened.source.stored})
     return replace(_plan_alone(opened.arch), precision=_precision(Dtype(name_of(widest))))
 
 
@@ -81,12 +83,12 @@ def _plan_alone(arch: Arch) -> Plan:
 
 
 def _carried(
-    storage: Storage, path: str, plan: Plan, like: str | Path | None
+    storage: Storage, path: str, manifest: Manifest, plan: Plan, like: str | Path | None
 ) -> tuple[Mapping[str, Any] | None, dict[str, bytes]]:
     """The config.json that the model came from and the files beside it, from the first place that has any."""
     if like is not None and not (str(like) and Path(like).is_dir()):
         raise RequestError(f"--like {spelled(str(like))}", "is no folder", ("a folder with tokenizer and config.json",))
-    if like is None and (found := beside_of(storage, path)):
+    if like is None and (found := beside_of(storage, path, manifest)):
         return _config(found.pop(CONFIG, None)), found
     named = like or plan.start.folder
     if named and (place := Path(named)).is_dir():

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from meshwright.arch.arch import Arch
 from meshwright.arch.huggingface import arch_from_hf, read_hf_config
 from meshwright.checkpoint.container import Entry, is_plain_name, read_container
@@ -36,6 +38,7 @@ SIDE_FILES = (
 )
 """What is carried along, byte by byte, beside the weights."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_HEAD = "lm_head.weight"
 _MAX_INDEX_BYTES = 1 << 28
 
 
@@ -50,7 +53,7 @@ class HFFolder:
 
 
 def open_hf(folder: str | Path) -> HFFolder:
-    """Open the weights of a folder with config.json. Reads headers only.
+    """Open the weights of a folder with config.json. Reads headers only, and a tied head that is stored once more.
 
     Raises RequestError where the folder holds no such model or another one than its config.json says, DamagedError
     for broken files.
@@ -72,7 +75,10 @@ def open_hf(folder: str | Path) -> HFFolder:
         files.append(SourceFile(path, size))
     stored = tuple(each for tensor in hf_tensors(arch) for each in _stored(tensor, found, arch, place))
     _check_rest(found, {each.name for each in hf_tensors(arch)}, arch, place)
-    return HFFolder(place, config, arch, Source(storage, tuple(files), stored))
+    source = Source(storage, tuple(files), stored)
+    if arch.tie_embeddings and _HEAD in found:
+        _check_tied(source, *found[_HEAD], place)
+    return HFFolder(place, config, arch, source)
 
 
 def side_files(folder: Path) -> list[Path]:
@@ -149,6 +155,28 @@ def _check_rest(found: Mapping[str, tuple[int, Entry]], known: set[str], arch: A
     """No weight is left out in silence."""
     prefix = BASE_PREFIX[Family(arch.family)]
     for name in found:
-        tied = name == "lm_head.weight" and arch.tie_embeddings
+        tied = name == _HEAD and arch.tie_embeddings
         if name not in known and prefix + name not in known and not tied and not is_bookkeeping(name):
             raise RequestError(str(place), f"holds {name}, which a {arch.family} of this config.json does not have")
+
+
+def _check_tied(source: Source, file: int, head: Entry, place: Path) -> None:
+    """A head that is stored beside the embedding it is tied to is that embedding, or it would be left out in silence.
+    Raises RequestError."""
+    (embedding,) = (each for each in source.stored if each.piece.tensor == "embedding.weight")
+    same = (head.dtype, head.num_bytes) == (embedding.dtype, torch.Size(embedding.box).numel() * head.dtype.itemsize)
+    readings = [source.storage.open(source.files[number].path) for number in (file, embedding.file)]
+    try:
+        step = readings[0].request_bytes
+        one, other = bytearray(step), bytearray(step)
+        for begin in range(0, head.num_bytes if same else 0, step):
+            size = min(step, head.num_bytes - begin)
+            for reading, offset, into in zip(readings, (head.offset, embedding.offset), (one, other), strict=True):
+                reading.read_into(offset + begin, memoryview(into)[:size])
+            same = same and one[:size] == other[:size]
+    finally:
+        for reading in readings:
+            reading.close()
+    if not same:
+        rule = f"holds a {_HEAD} that is not its embedding, and its config.json ties them"
+        raise RequestError(str(place), rule, ("tie_word_embeddings = false",))

@@ -58,7 +58,7 @@ def _show(paths: list[str], keys: list[str], as_json: bool) -> int:
     if as_json:
         print_json(value)
     else:
-        print_styled("\n".join(_lines(storage.where(path), manifest, value)), _STYLES, sys.stdout)
+        print_styled("\n".join(_lines(storage, path, manifest, value)), _STYLES, sys.stdout)
     return 0 if value["complete"] else 1
 
 
@@ -97,19 +97,20 @@ def _reshard(paths: list[str], keys: list[str], as_json: bool) -> int:
 
         print_json({**_shown(open_storage(paths[1]), "", manifest), "folder": paths[1], "seconds": seconds})
     else:
-        print(f"{paths[1]}: step {manifest.step:,}, {manifest.num_bytes:,} bytes for {_mesh_text(manifest)}")
+        print(f"{paths[1]}: step {manifest.step:,}, {manifest.num_bytes:,} bytes for {_mesh_text(paths[1], manifest)}")
     return 0
 
 
 def _shown(storage: Storage, path: str, manifest: Manifest) -> dict[str, Any]:
     from meshwright.checkpoint.dtypes import name_of
+    from meshwright.checkpoint.plans import layout_from
     from meshwright.layout.fingerprint import shown
 
     return {
         "step": manifest.step,
         "plan": f"{manifest.math}-{manifest.layout}",
-        "mesh": {name: value for name, value in manifest.plan["degrees"].items() if name != "order"},
-        "complete": _complete(storage, path, manifest),
+        "mesh": layout_from(manifest.plan, storage.where(path))[0],
+        "complete": not _gone(storage, path, manifest),
         "bytes": manifest.num_bytes,
         "samples": manifest.samples,
         "tensors": [
@@ -125,40 +126,41 @@ def _shown(storage: Storage, path: str, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _complete(storage: Storage, path: str, manifest: Manifest) -> bool:
-    """Whether every file is there with its size; what they hold is for `check`."""
+def _gone(storage: Storage, path: str, manifest: Manifest) -> str:
+    """The first file that is not there with its size, and why; empty where all are. What they hold is for `check`."""
     from meshwright.checkpoint.errors import DamagedError
+    from meshwright.checkpoint.source import checkpoint_source, open_file
 
-    for file in manifest.files:
+    source = checkpoint_source(storage, path, manifest)
+    for file in source.files:
         try:
-            reading = storage.open(f"{path}/{file.name}" if path else file.name)
-        except DamagedError:
-            return False
-        size = reading.size
-        reading.close()
-        if size != file.num_bytes:
-            return False
-    return True
+            open_file(source, file).close()
+        except DamagedError as error:
+            return str(error)
+    return ""
 
 
-def _lines(where: str, manifest: Manifest, value: dict[str, Any]) -> list[str]:
+def _lines(storage: Storage, path: str, manifest: Manifest, value: dict[str, Any]) -> list[str]:
     rows = [("name", "shape", "dtype", "fingerprint", "pieces")]
     for tensor in value["tensors"]:
         shape = " x ".join(map(str, tensor["shape"])) or "-"
         rows.append((tensor["name"], shape, tensor["dtype"], tensor["fingerprint"], str(tensor["pieces"])))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    state = "complete" if value["complete"] else "NOT COMPLETE: a file is missing or has another size"
+    where, gone = storage.where(path), _gone(storage, path, manifest)
+    state = f"NOT COMPLETE: {gone}" if gone else "complete"
     return [
         f"{where}: step {manifest.step:,}, {manifest.samples:,} samples, {state}",
-        f"plan {value['plan']}, saved on {_mesh_text(manifest)}",
+        f"plan {value['plan']}, saved on {_mesh_text(where, manifest)}",
         f"{manifest.num_bytes:,} bytes in {len(manifest.files)} files, {len(manifest.tensors)} tensors",
         "",
         *table,
     ]
 
 
-def _mesh_text(manifest: Manifest) -> str:
-    degrees, zero = manifest.plan["degrees"], manifest.plan["sharding"]["stage"]
+def _mesh_text(where: str, manifest: Manifest) -> str:
+    from meshwright.checkpoint.plans import layout_from
+
+    degrees, zero = layout_from(manifest.plan, where)
     axes = [f"{name} {degrees[name]}" for name in ("dp", "tp", "pp", "cp", "ep") if degrees[name] > 1]
     return (" x ".join(axes) or "one process") + (f", ZeRO {zero}" if zero else "")
