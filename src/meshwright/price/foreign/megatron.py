@@ -9,6 +9,7 @@ order tp-cp-ep-dp-pp (inner first)      pp dp ep cp tp   the same, outermost fir
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,9 @@ from meshwright.arch.arch import Norm
 from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse, whole
 
 __all__ = ["DIALECT"]
+
+_SCRIPT = re.compile(r"\)|[A-Za-z_]\w*\+?=.*")
+"""Words of a launch script between arguments."""
 
 _NUMBERS = {  # name -> our key; plain numbers
     "num-layers": "model.layers", "hidden-size": "model.hidden", "num-attention-heads": "model.heads",
@@ -52,8 +56,9 @@ _IGNORED = {"overlap-grad-reduce", "overlap-param-gather", "use-flash-attn", "us
             "moe-grouped-gemm", "no-create-attention-mask-in-dataloader", "make-vocab-size-divisible-by"}  # fmt: skip
 
 
-def _read(text: str) -> Reading:
+def _read(text: str, started: int | None = None) -> Reading:
     given, ranks = _words(text)
+    ranks = ranks or started or 0
     keys: Keys = {}
     notes: list[str] = []
     for name, value in given.items():
@@ -61,6 +66,8 @@ def _read(text: str) -> Reading:
             keys[_NUMBERS[name]] = _number(name, value)
     for name in _DEGREES:
         _whole(given, name)
+    if "num-layers" in given and "vocab-size" not in given:
+        notes.append("--vocab-size is the tokenizer's there: give model.vocab=N")
     _read_model(given, keys)
     _read_layout(given, keys, notes)
     _read_training(given, keys, notes)
@@ -86,7 +93,8 @@ _HANDLED = {"position-embedding-type", "normalization", "num-query-groups", "max
             "optimizer", "adam-beta1", "adam-beta2", "recompute-granularity", "cp-comm-type",
             "hierarchical-context-parallel-sizes", "data-parallel-sharding-strategy", "expert-tensor-parallel-size",
             "num-layers-per-virtual-pipeline-stage", "num-distributed-optimizer-instances",
-            "pipeline-model-parallel-layout"}  # fmt: skip
+            "pipeline-model-parallel-layout", "train-samples", "lr-warmup-samples", "lr-warmup-fraction", "fp8-format",
+            "grad-reduce-in-bf16"}  # fmt: skip
 
 
 def _words(text: str) -> tuple[dict[str, str], int]:
@@ -101,12 +109,16 @@ def _words(text: str) -> tuple[dict[str, str], int]:
         else:
             lines.append(line.rstrip("\\"))
     try:
-        words = shlex.split("\n".join(lines))
+        words = shlex.split("\n".join(lines), comments=True)
     except ValueError as error:
         raise refuse(Format.MEGATRON, "the file", f"arguments are words of a shell: {error}") from None
     given, name = {}, ""
     for word in words:
-        if word.startswith("--"):
+        if word.startswith("$"):  # what a script's variable holds is not written here
+            continue
+        if _SCRIPT.fullmatch(word):  # an array of arguments begins or ends, a variable is set
+            name = ""
+        elif word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             given[name] = value if equals else ""
         elif name:
@@ -224,7 +236,14 @@ def _read_training(given: dict[str, str], keys: Keys, notes: list[str]) -> None:
     if "bf16" in given or "fp16" in given:
         keys["precision.compute"] = "bfloat16" if "bf16" in given else "float16"
         wide = "accumulate-allreduce-grads-in-fp32" in given or "bf16" in given
+        wide = wide and "grad-reduce-in-bf16" not in given
         keys["precision.reduce"] = "float32" if wide else keys["precision.compute"]
+    if "fp8-format" in given:
+        keys["precision.compute"] = "float8"
+        notes.append(
+            f"--fp8-format {given['fp8-format']}: products of blocks in 8 bits; ours prices them, it runs none"
+        )
+    _read_samples(given, keys)
     if "calculate-per-token-loss" not in given:
         notes.append(
             "loss: there each micro-batch's mean counts alike; ours divides the sum by the trained tokens of the "
@@ -232,6 +251,29 @@ def _read_training(given: dict[str, str], keys: Keys, notes: list[str]) -> None:
         )
     if given.get("attention-dropout", "0.1") not in ("0", "0.0"):
         notes.append("--attention-dropout: ours never drops attention probabilities")
+
+
+def _read_samples(given: dict[str, str], keys: Keys) -> None:
+    """Steps that are told in samples, and what an optimizer has there where nothing is said."""
+    batch = keys.get("batch.global")
+    for theirs, ours in (("train-samples", "train.steps"), ("lr-warmup-samples", "optimizer.warmup_steps")):
+        if theirs in given:
+            if not batch:
+                raise refuse(Format.MEGATRON, f"--{theirs}", "wants --global-batch-size beside it")
+            samples = whole(Format.MEGATRON, f"--{theirs}", _number(theirs, given[theirs]), 0)
+            keys[ours] = samples // whole(Format.MEGATRON, "--global-batch-size", batch)
+    if "lr-warmup-fraction" in given and "train.steps" in keys:
+        share = float(_number("lr-warmup-fraction", given["lr-warmup-fraction"]))
+        if not 0 <= share <= 1:
+            raise refuse(Format.MEGATRON, f"--lr-warmup-fraction {share:g}", "wants a share of the steps there")
+        whole_run = _number("lr-decay-iters", given.get("lr-decay-iters", str(keys["train.steps"])))
+        keys["optimizer.warmup_steps"] = int(share * whole_run)
+    if "optimizer.learning_rate" in keys:
+        usual = {"min_learning_rate": 0.0, "warmup_steps": 0, "weight_decay": 0.01, "schedule": "linear"}
+        if keys["optimizer.kind"] == "adamw":
+            usual["betas"] = [0.9, 0.999]
+        for name, value in usual.items():
+            keys.setdefault(f"optimizer.{name}", value)
 
 
 def _write(source: Source) -> str:
@@ -319,9 +361,17 @@ def _training_words(source: Source) -> Iterator[tuple[str, ...]]:
     yield "--optimizer", {"adamw": "adam"}.get(run.optimizer.kind.value, run.optimizer.kind.value)
     yield "--adam-beta1", f"{run.optimizer.betas[0]:g}", "--adam-beta2", f"{run.optimizer.betas[1]:g}"
     yield "--lr-decay-style", run.optimizer.schedule.value
-    yield from {"bfloat16": [("--bf16",)], "float16": [("--fp16",)]}.get(run.precision.compute.value, [])
-    if run.precision.reduce.value == "float32" and run.precision.compute.value != "float32":
+    kind, reduce = run.precision.compute.value, run.precision.reduce.value
+    flags: dict[str, list[tuple[str, ...]]] = {
+        "bfloat16": [("--bf16",)],
+        "float16": [("--fp16",)],
+        "float8": [("--bf16",), ("--fp8-format", "hybrid")],
+    }
+    yield from flags.get(kind, [])
+    if reduce == "float32" and kind != "float32":
         yield ("--accumulate-allreduce-grads-in-fp32",)
+    elif reduce == "bfloat16" and kind != "float32":
+        yield ("--grad-reduce-in-bf16",)
     yield ("--calculate-per-token-loss",)
 
 
