@@ -9,18 +9,15 @@ order tp-cp-ep-dp-pp (inner first)      pp dp ep cp tp   the same, outermost fir
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
 
 from meshwright.arch.arch import Norm
+from meshwright.price.foreign.arguments import argument_number, arguments
 from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse, whole
 
 __all__ = ["DIALECT"]
-
-_SCRIPT = re.compile(r"\)|[A-Za-z_]\w*\+?=.*")
-"""Words of a launch script between arguments."""
 
 _NUMBERS = {  # name -> our key; plain numbers
     "num-layers": "model.layers", "hidden-size": "model.hidden", "num-attention-heads": "model.heads",
@@ -57,13 +54,13 @@ _IGNORED = {"overlap-grad-reduce", "overlap-param-gather", "use-flash-attn", "us
 
 
 def _read(text: str, started: int | None = None) -> Reading:
-    given, ranks = _words(text)
+    given, ranks = arguments(text)
     ranks = ranks or started or 0
     keys: Keys = {}
     notes: list[str] = []
     for name, value in given.items():
         if name in _NUMBERS:
-            keys[_NUMBERS[name]] = _number(name, value)
+            keys[_NUMBERS[name]] = argument_number(name, value)
     for name in _DEGREES:
         _whole(given, name)
     if "num-layers" in given and "vocab-size" not in given:
@@ -97,47 +94,11 @@ _HANDLED = {"position-embedding-type", "normalization", "num-query-groups", "max
             "grad-reduce-in-bf16"}  # fmt: skip
 
 
-def _words(text: str) -> tuple[dict[str, str], int]:
-    """Arguments by name, and the ranks that a comment names."""
-    ranks, lines = 0, []
-    for line in text.splitlines():
-        mark = line.strip()
-        if mark.startswith("#"):
-            parts = mark.strip("# ").split()
-            named = len(parts) == 2 and parts[0] == "ranks" and parts[1].isdecimal()
-            ranks = whole(Format.MEGATRON, "# ranks", _number("ranks", parts[1])) if named else ranks
-        else:
-            lines.append(line.rstrip("\\"))
-    try:
-        words = shlex.split("\n".join(lines), comments=True)
-    except ValueError as error:
-        raise refuse(Format.MEGATRON, "the file", f"arguments are words of a shell: {error}") from None
-    given, name = {}, ""
-    for word in words:
-        if word.startswith("$"):  # what a script's variable holds is not written here
-            continue
-        if _SCRIPT.fullmatch(word):  # an array of arguments begins or ends, a variable is set
-            name = ""
-        elif word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            given[name] = value if equals else ""
-        elif name:
-            given[name] = f"{given[name]} {word}".strip()
-    return given, ranks
-
-
-def _number(name: str, value: str) -> int | float:
-    try:
-        return int(value) if value.lstrip("-").isdecimal() else float(value)
-    except ValueError:
-        raise refuse(Format.MEGATRON, f"--{name} {value}", "wants a number there") from None
-
-
 def _whole(given: dict[str, str], name: str, default: int = 1) -> int:
     """The first word of an argument that is a whole number of at least 1."""
     if name not in given:
         return default
-    number = _number(name, (given[name].split() or [""])[0])
+    number = argument_number(name, (given[name].split() or [""])[0])
     return whole(Format.MEGATRON, f"--{name}", number)
 
 
@@ -219,7 +180,7 @@ def _blocks(part: str) -> int:
             while rest[:1].isdecimal():
                 digits, rest = digits + rest[0], rest[1:]
         name = "pipeline-model-parallel-layout"
-        count += whole(Format.MEGATRON, f"--{name} {part}", _number(name, digits or "1"))
+        count += whole(Format.MEGATRON, f"--{name} {part}", argument_number(name, digits or "1"))
     return count
 
 
@@ -228,7 +189,7 @@ def _read_training(given: dict[str, str], keys: Keys, notes: list[str]) -> None:
         keys["optimizer.schedule"] = given["lr-decay-style"]
     if {"adam-beta1", "adam-beta2"} & set(given):
         usual = {"adam-beta1": "0.9", "adam-beta2": "0.999"}
-        keys["optimizer.betas"] = [float(_number(name, given.get(name, beta))) for name, beta in usual.items()]
+        keys["optimizer.betas"] = [float(argument_number(name, given.get(name, beta))) for name, beta in usual.items()]
     kind = given.get("optimizer", "adam")
     keys["optimizer.kind"] = {"adam": "adamw"}.get(kind, kind)
     if {"bf16", "fp16"} <= set(given):
@@ -260,13 +221,13 @@ def _read_samples(given: dict[str, str], keys: Keys) -> None:
         if theirs in given:
             if not batch:
                 raise refuse(Format.MEGATRON, f"--{theirs}", "wants --global-batch-size beside it")
-            samples = whole(Format.MEGATRON, f"--{theirs}", _number(theirs, given[theirs]), 0)
+            samples = whole(Format.MEGATRON, f"--{theirs}", argument_number(theirs, given[theirs]), 0)
             keys[ours] = samples // whole(Format.MEGATRON, "--global-batch-size", batch)
     if "lr-warmup-fraction" in given and "train.steps" in keys:
-        share = float(_number("lr-warmup-fraction", given["lr-warmup-fraction"]))
+        share = float(argument_number("lr-warmup-fraction", given["lr-warmup-fraction"]))
         if not 0 <= share <= 1:
             raise refuse(Format.MEGATRON, f"--lr-warmup-fraction {share:g}", "wants a share of the steps there")
-        whole_run = _number("lr-decay-iters", given.get("lr-decay-iters", str(keys["train.steps"])))
+        whole_run = argument_number("lr-decay-iters", given.get("lr-decay-iters", str(keys["train.steps"])))
         keys["optimizer.warmup_steps"] = int(share * whole_run)
     if "optimizer.learning_rate" in keys:
         usual = {"min_learning_rate": 0.0, "warmup_steps": 0, "weight_decay": 0.01, "schedule": "linear"}

@@ -94,6 +94,11 @@ def test_a_launch_script_is_arguments_between_words_of_a_shell() -> None:
     assert any("model.vocab" in note for note in done.notes)
 
 
+def test_a_value_in_a_variable_is_named() -> None:
+    with pytest.raises(RequestError, match=r"--tensor-model-parallel-size \$TP"):
+        read("--tensor-model-parallel-size $TP ${MORE[@]}", Format.MEGATRON)
+
+
 def test_what_megatron_is_not_told_is_what_megatron_takes() -> None:
     """Least rate, warm-up, decay and betas were this project's: of a rate below ours the file was refused."""
     optimizer = read("--lr 1e-4 --global-batch-size 8", Format.MEGATRON)[0].optimizer
