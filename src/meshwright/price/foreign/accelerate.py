@@ -9,7 +9,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse, table, unread, whole
+from meshwright.price.foreign.dialect import (
+    Dialect,
+    Format,
+    Keys,
+    Reading,
+    Source,
+    check_spoken,
+    refuse,
+    table,
+    unread,
+    whole,
+)
 
 __all__ = ["DIALECT"]
 
@@ -35,6 +46,7 @@ _DIGITS = 20  # of a size; what is longer is told as a word
 def _read(text: str, _ranks: int | None = None) -> Reading:
     notes = [_LOSS]
     given = _yaml(text, notes)
+    check_spoken(Format.ACCELERATE, given, _READ)
     keys: Keys = {}
     sizes = table(Format.ACCELERATE, given, "parallelism_config")
     names = {name: f"{_SIZES}{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}

@@ -16,6 +16,7 @@ from meshwright.price.foreign.dialect import (
     Keys,
     Reading,
     Source,
+    check_spoken,
     number,
     parsed,
     refuse,
@@ -37,6 +38,7 @@ def _read(text: str, _ranks: int | None = None) -> Reading:
     given = parsed(lambda each: json.loads(each, object_pairs_hook=_once), text, "JSON")
     if not isinstance(given, dict):
         raise RequestError("the file", "is no DeepSpeed configuration: an object is wanted", ("{...}",))
+    check_spoken(Format.DEEPSPEED, given, _KNOWN)
     keys: Keys = {}
     notes = [_LOSS]
     batch, micro = given.get("train_batch_size"), given.get("train_micro_batch_size_per_gpu")

@@ -12,7 +12,20 @@ from meshwright.arch.arch import Arch
 from meshwright.config.errors import RequestError
 from meshwright.config.schema import RunConfig
 
-__all__ = ["Dialect", "Format", "Keys", "Reading", "Source", "number", "parsed", "refuse", "table", "unread", "whole"]
+__all__ = [
+    "Dialect",
+    "Format",
+    "Keys",
+    "Reading",
+    "Source",
+    "check_spoken",
+    "number",
+    "parsed",
+    "refuse",
+    "table",
+    "unread",
+    "whole",
+]
 
 Keys = dict[str, Any]
 """`section.key` -> value, as in a run file."""
@@ -100,6 +113,13 @@ def unread(names: Iterable[str]) -> tuple[str, ...]:
     """The remark on words that a reader leaves alone; none where there are none."""
     every = ", ".join(sorted(names))
     return (f"not read: {every}",) if every else ()
+
+
+def check_spoken(format_: Format, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises RequestError where a file has no word of the format: it is of another, and would be read as nothing."""
+    every = set(known)
+    if every.isdisjoint(names):
+        raise RequestError("the file", f"has no word of {format_.value}", sorted(every)[:3])
 
 
 def parsed(parse: Callable[[str], Any], text: str, language: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from meshwright.arch.arch import Norm
 from meshwright.price.foreign.arguments import argument_number, arguments
-from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse, whole
+from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, check_spoken, refuse, whole
 
 __all__ = ["DIALECT"]
 
@@ -69,6 +69,7 @@ def _read(text: str, started: int | None = None) -> Reading:
     _read_layout(given, keys, notes)
     _read_training(given, keys, notes)
     known = {*_NUMBERS, *_FLAGS, *_IGNORED, *_HANDLED}
+    check_spoken(Format.MEGATRON, (f"--{name}" for name in given), (f"--{name}" for name in known))
     if unknown := sorted(set(given) - known):
         notes.append(f"not read: {', '.join('--' + name for name in unknown)}")
     ep = keys.get("mesh.ep", 1)

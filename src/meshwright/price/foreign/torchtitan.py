@@ -20,6 +20,7 @@ from meshwright.price.foreign.dialect import (
     Keys,
     Reading,
     Source,
+    check_spoken,
     number,
     parsed,
     refuse,
@@ -78,6 +79,7 @@ def _read(text: str, ranks: int | None = None) -> Reading:
     tables = parsed(tomllib.loads, text, "TOML")
     flat = {f"{section}.{name}": value for section, table in tables.items() if isinstance(table, dict)
             for name, value in table.items()}  # fmt: skip
+    check_spoken(Format.TORCHTITAN, flat, {*_SAME, *_WHOLE, *_ELSE})
     for path in _WHOLE:
         if flat.get(path, -1) != -1:
             whole(Format.TORCHTITAN, path, flat[path])

@@ -182,3 +182,11 @@ def test_deepspeeds_schedules_end_where_theirs_do(scheduler: dict[str, object], 
 def test_deepspeeds_automatic_sizes_are_named() -> None:
     with pytest.raises(RequestError, match='gradient_accumulation_steps = "auto"'):
         read('{"train_batch_size": 8, "gradient_accumulation_steps": "auto"}', Format.DEEPSPEED)
+
+
+@pytest.mark.parametrize("text", ["", 'name = "x"\n', "{}", "name: x\n", "# ranks 8\n"])
+@pytest.mark.parametrize("format_", [each for each in Format if each is not OURS])
+def test_a_file_of_another_format_is_not_read_as_nothing(format_: Format, text: str) -> None:
+    """A TOML file as Megatron's arguments was this project's demonstration run, and exit code 0."""
+    with pytest.raises(RequestError):
+        read(text, format_, 8)
