@@ -182,7 +182,7 @@ class Advice:
     def _fits_alone(self) -> bool:
         run = with_keys(self.ranking.run, {"batch.micro": 1})
         try:
-            search(run, 1, self.ranking.cluster, top=1, fixed={"batch.micro": 1}, budget=_HABIT_BUDGET)
+            search(run, 1, self.ranking.cluster, top=1, fixed={"batch.micro": 1}, budget=_HABIT_BUDGET, suggest=False)
         except RequestError:
             return False
         return True
@@ -206,7 +206,9 @@ class Advice:
         ranking = self.ranking
         fixed |= ranking.fixed
         try:
-            return search(ranking.run, ranking.gpus, ranking.cluster, top=1, fixed=fixed, budget=_HABIT_BUDGET).best
+            return search(
+                ranking.run, ranking.gpus, ranking.cluster, top=1, fixed=fixed, budget=_HABIT_BUDGET, suggest=False
+            ).best
         except RequestError:
             return None
 

@@ -7,7 +7,7 @@ outside    ZeRO, schedule, chunks, recomputation
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,29 +47,85 @@ def groups_of(space: Space) -> tuple[list[Group], list[Refusal], int]:
             good.append(mesh)
         else:
             bad.append((mesh, rule))
-    near = np.array(good, dtype=np.float64).reshape(-1, len(AXES))
-    refused, drafts, enumerated = [], [], 0
+    refused: list[Refusal] = []
+    nothing: list[Refusal] = []
+    drafts: list[_Draft] = []
+    near: list[Mesh] = []
+    enumerated, each = 0, 1
     shared: dict[tuple[int, int, int], tuple[dict[str, Array], list[tuple[int, ...]]]] = {}
     for mesh in good:
         inside, rules = legal.within(space, mesh)
+        found: dict[str, Refusal] = {}
+        some = 0
         for order, replicas in legal.legal_orders(space, mesh):
             what = mesh[2], mesh[0] * mesh[3] * mesh[4], replicas
             if what not in shared:
                 shared[what] = legal.around(space, mesh, replicas)
             outside, stages = shared[what]
-            enumerated += (len(inside["micro"]) + sum(rules.values())) * len(outside["zero"])
-            if len(inside["micro"]) and len(outside["zero"]):
+            count, untried = tried(space, mesh, inside, outside)
+            some += count
+            each = max(each, count)
+            around = len(outside["zero"])
+            for more in (*(replace(rule, count=rule.count * around) for rule in rules), *untried):
+                known_ones = found.get(more.rule)
+                found[more.rule] = replace(more, count=more.count + (known_ones.count if known_ones else 0))
+            if count:
                 drafts.append((mesh, order, inside, outside, stages))
-        refused += [Refusal(mesh, rule, count, ()) for rule, count in rules.items()]
-    each = max((len(inside["micro"]) * len(outside["zero"]) for _, _, inside, outside, _ in drafts), default=1)
-    refused += [Refusal(mesh, rule, each, legal.nearest(mesh, near)) for mesh, rule in bad]
-    return list(_priced_units(space, drafts)), refused, enumerated + each * len(bad)
+        if some:
+            near.append(mesh)
+        enumerated += some + sum(refusal.count for refusal in found.values())
+        (refused if some else nothing).extend(refusal for refusal in found.values() if refusal.count)
+    legal_meshes = np.array(near, dtype=np.float64).reshape(-1, len(AXES))
+    refused += [replace(refusal, nearest=legal.nearest(refusal.mesh, legal_meshes)) for refusal in nothing]
+    refused += [Refusal(mesh, rule, each, legal.nearest(mesh, legal_meshes)) for mesh, rule in bad]
+    return list(priced_units(space, drafts)), refused, enumerated + each * len(bad)
+
+
+def tried(
+    space: Space, mesh: Mesh, inside: Mapping[str, Array], outside: Mapping[str, Array]
+) -> tuple[int, list[Refusal]]:
+    """How many of inside x outside are `known`, and those that are not by rule; ZeRO-2 that is ZeRO-1 is none."""
+    micro, pp = inside["micro"], mesh[2]
+    m = space.sequences / (micro * mesh[0] * mesh[4])
+    schedule, other = outside["schedule"], ~_same_as_one(space, outside)
+    rest = int((m > 1).sum()) * int(other.sum()) + int((m <= 1).sum()) * len(other)
+    refused = []
+    for kind, misses, rule in (
+        (Schedule.INTERLEAVED, m % pp != 0, "interleaved is searched where pp divides the micro-batches of a step"),
+        (Schedule.ZB_V, m < 2 * pp - 1, "zb-v is searched from 2 pp - 1 micro-batches a step on"),
+    ):
+        chosen = schedule == SCHEDULES.index(kind)
+        count = int((misses & (m > 1)).sum()) * int((chosen & other).sum())
+        count += int((misses & (m <= 1)).sum()) * int(chosen.sum())
+        if count:
+            works = [f"batch.micro={int(each)}" for each in micro[~misses][:1]]
+            if "parallel.schedule" not in space.fixed:
+                works.append("parallel.schedule=1f1b parallel.chunks=1")
+            refused.append(Refusal(mesh, rule, count, tuple(works)))
+    return rest - sum(each.count for each in refused), refused
+
+
+def _same_as_one(space: Space, outside: Mapping[str, Array]) -> npt.NDArray[np.bool_]:
+    """Whether an option is ZeRO-2 that usual trainers run as ZeRO-1 as soon as there are several micro-batches."""
+    literal = space.target.cluster.software.following is Following.LITERAL
+    searched = not literal and "parallel.zero" not in space.fixed
+    return np.asarray((outside["zero"] == 2) & searched)
+
+
+def has_legal(space: Space) -> bool:
+    """Whether any layout is legal; no prices."""
+    for mesh in legal.meshes(space):
+        if legal.mesh_rules(space, mesh) is None:
+            inside, _ = legal.within(space, mesh)
+            if len(inside["micro"]) and tried(space, mesh, inside, legal.around(space, mesh, 1)[0])[0]:
+                return True
+    return False
 
 
 _Draft = tuple[Mesh, tuple[Axis, ...], dict[str, Array], dict[str, Array], list[tuple[int, ...]]]
 
 
-def _priced_units(space: Space, drafts: list[_Draft]) -> Iterator[Group]:
+def priced_units(space: Space, drafts: list[_Draft]) -> Iterator[Group]:
     """What units cost, for all groups of one order at once."""
     by_order: dict[tuple[Axis, ...], list[_Draft]] = {}
     for draft in drafts:
@@ -120,13 +176,11 @@ def known(space: Space, group: Group, worth: np.ndarray) -> npt.NDArray[np.bool_
     """inside x outside: whether a schedule has the micro-batches that its closed form is about, and ZeRO-2 is not 1."""
     dp, _, pp, _, ep = group.mesh
     m = space.sequences / (group.inside["micro"][worth] * dp * ep)
-    schedule, zero = group.outside["schedule"], group.outside["zero"]
+    schedule = group.outside["schedule"]
     odd, short = m % pp != 0, m < 2 * pp - 1
     known = ~(odd[:, None] & (schedule == SCHEDULES.index(Schedule.INTERLEAVED)))
     known &= ~(short[:, None] & (schedule == SCHEDULES.index(Schedule.ZB_V)))
-    literal = space.target.cluster.software.following is Following.LITERAL
-    if not literal and "parallel.zero" not in space.fixed:
-        known &= ~((m > 1)[:, None] & (zero == 2))
+    known &= ~((m > 1)[:, None] & _same_as_one(space, group.outside))
     return np.asarray(known)
 
 

@@ -22,6 +22,8 @@ from meshwright.config.overrides import parse_overrides
 from meshwright.price.cluster import Cluster, Cost, Device, Network, Node, Software, year_month
 from meshwright.price.constants import VALUES
 
+_MOST = 2**31 - 1  # of a count
+_DTYPES = ("bfloat16", "float16", "float32", "float64", "float8", "float4")
 _RATES = ("bytes", "bytes_per_s", "gain_alone")
 _SECTIONS: Mapping[str, type] = {
     "device": Device, "node": Node, "network": Network, "software": Software, "price": Cost,
@@ -135,6 +137,9 @@ def _value(name: str, value: Any, kind: Any) -> Any:
     if typing.get_origin(kind) is not None and not isinstance(kind, types.UnionType):
         if not isinstance(value, Mapping) or not value:
             raise RequestError(f"{name} = {value}", "must be a table of rates by dtype", (f"{name}={{bfloat16=1e12}}",))
+        for key in value:
+            if key not in _DTYPES:
+                raise _unknown(f"{name}.{key}", str(key), _DTYPES, f"{name}.", "is no dtype")
         return {str(key): _rate(f"{name}.{key}", each) for key, each in value.items()}
     if isinstance(kind, type) and issubclass(kind, Enum):
         known = [str(each.value) for each in kind]
@@ -152,6 +157,8 @@ def _value(name: str, value: Any, kind: Any) -> Any:
     number = _number(name, value, least=-1.0 if kind is int else 0.0)
     if kind is int and (number != int(number) or (name.endswith(("devices", "processors")) and number < 1)):
         raise RequestError(f"{name} = {value}", "must be a whole number of at least 1", (f"{name} = 8",))
+    if kind is int and number > _MOST:
+        raise RequestError(f"{name} = {value}", f"must be at most {_MOST}", (f"{name} = 8",))
     return int(number) if kind is int else number
 
 
@@ -170,7 +177,9 @@ def _rate(name: str, value: Any) -> float:
     return number
 
 
-def _unknown(shown: str, name: str, known: Iterable[str], prefix: str) -> RequestError:
+def _unknown(
+    shown: str, name: str, known: Iterable[str], prefix: str, rule: str = "is no key of a cluster file"
+) -> RequestError:
     every = list(known)
     near = difflib.get_close_matches(name, every, n=2, cutoff=0.4) or every[:4]
-    return RequestError(shown, "is no key of a cluster file", [prefix + each for each in near])
+    return RequestError(shown, rule, [prefix + each for each in near])

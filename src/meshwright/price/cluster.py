@@ -55,10 +55,10 @@ class Device:
     """`matrix_flops`: dense products a second by dtype, as on the data sheet; `matrix_share`: their achieved part."""
 
     name: str
-    generation: str
     memory_bytes: float
     memory_bytes_per_s: float
     matrix_flops: Mapping[str, float]
+    generation: str = ""  # whose measured shares a price takes: ampere, hopper, ..., cpu; "": of none, the usual ones
     processors: int = 1
     matrix_share: Mapping[str, float] = field(default_factory=dict)
     memory_share: float = 0.0  # 0: the model's own

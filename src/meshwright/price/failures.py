@@ -62,17 +62,18 @@ def goodput_told(
     piece = checkpoint_bytes(price.plan) / ranks
     blocked = blocked_s if blocked_s is not None else piece / price.cluster.node.host_bytes_per_s
     blocked = max(blocked, 1e-3)
-    interval = max(daly(blocked, mtbf), price.step_seconds)
+    wanted = daly(blocked, mtbf)
+    interval = max(wanted, price.step_seconds)  # between two steps, not within one
     share = goodput(interval, blocked, restart_s, mtbf)
     steps = max(1, round(interval / price.step_seconds))
-    found = {"mtbf_s": mtbf, "checkpoint_blocks_s": blocked, "young_s": young(blocked, mtbf), "daly_s": interval,
-             "every_steps": float(steps), "restart_s": restart_s, "goodput": share,
+    found = {"mtbf_s": mtbf, "checkpoint_blocks_s": blocked, "young_s": young(blocked, mtbf), "daly_s": wanted,
+             "interval_s": interval, "every_steps": float(steps), "restart_s": restart_s, "goodput": share,
              "checkpoint_bytes": float(checkpoint_bytes(price.plan))}  # fmt: skip
     lines = [
         "failures:",
         f"  one every {_hours(mtbf)} on {ranks} devices; a checkpoint of {bytes_text(found['checkpoint_bytes'])} "
         f"blocks {seconds_text(blocked)}, a restart takes {seconds_text(restart_s)}",
-        f"  save every {seconds_text(interval)} (Daly; Young {seconds_text(found['young_s'])}): "
+        f"  save every {seconds_text(interval)} (Daly {seconds_text(wanted)}, Young {seconds_text(found['young_s'])}): "
         f"checkpoint.every = {steps}; {share:.2%} of the time is work that stays",
     ]
     return found, lines

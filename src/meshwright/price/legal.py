@@ -21,7 +21,7 @@ import numpy as np
 
 from meshwright.arch.arch import Arch
 from meshwright.arch.unbuilt import lacking
-from meshwright.config.choices import Context, Dtype, Recompute, Schedule
+from meshwright.config.choices import Context, Dtype, Offload, Recompute, Schedule
 from meshwright.layout.axes import DEFAULT_ORDER, Axis
 from meshwright.plan.plan import ContextSplit
 from meshwright.plan.resolve import unit_flops
@@ -32,6 +32,7 @@ from meshwright.price.target import Target
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
 _MOST_MICRO, _MOST_CHUNKS = 64, 12
+_INNER = 1, 2, 4, 8  # ranks of a group inside a ring
 
 Mesh = tuple[int, int, int, int, int]
 """Degrees in the order of `AXES`."""
@@ -122,6 +123,12 @@ def mesh_rules(space: Space, mesh: Mesh) -> str | None:
         return f"dp x ep must divide the global batch of {space.sequences} sequences"
     if not micros(space, mesh):
         return "the global batch must be a multiple of micro x dp x ep"
+    if {"parallel.offload", "parallel.zero_shard_within"} & set(space.fixed) and not any(
+        _shardings(space, dp * ep * cp, dp * ep * cp)
+    ):
+        if space.fixed.get("parallel.offload") == Offload.PARAMS:
+            return "parameters live elsewhere only at ZeRO-3, on several replicas"
+        return f"parallel.zero_shard_within = {space.fixed['parallel.zero_shard_within']} must divide dp x ep x cp"
     return None
 
 
@@ -137,35 +144,52 @@ def micros(space: Space, mesh: Mesh) -> list[int]:
     return [each for each in allowed if own % each == 0]
 
 
-def within(space: Space, mesh: Mesh) -> tuple[dict[str, Array], dict[str, int]]:
-    """Options inside a unit, one element each (micro, sequence, context, inner_context), and refused ones by rule."""
+Inside = tuple[int, int, int, int]
+"""An option inside a unit: micro-batch, sequence parallel, kind of context exchange, ranks of a group inside a ring."""
+
+
+def within(space: Space, mesh: Mesh) -> tuple[dict[str, Array], list[Refusal]]:
+    """Options inside a unit, one element each (micro, sequence, context, inner_context), and refused ones by rule,
+    with how many such options, and the legal ones of this mesh that differ least."""
     _, tp, _, cp, _ = mesh
     arch, length = space.target.arch, space.target.sequence
-    rows: list[tuple[int, int, int, int]] = []
-    refused: dict[str, int] = {}
+    rows: list[Inside] = []
+    refused: dict[str, list[Inside]] = {}
     for micro in micros(space, mesh):
         for sequence in space.allowed("parallel.sequence", (True, False)) if tp > 1 else (False,):
-            if tp > 1 and not sequence and space.fixed.get("parallel.asynchronous_tensor"):
-                _count(refused, "parallel.asynchronous_tensor needs parallel.sequence")
-                continue
-            if sequence and micro * (length // cp) % tp:
-                _count(refused, "the tokens of a micro-batch must be a multiple of tp with parallel.sequence")
-                continue
+            unchunked = tp > 1 and not sequence and space.fixed.get("parallel.asynchronous_tensor")
             for kind, inner in _contexts(space, cp):
-                rule = context.split_rule(arch, length, tp, cp, ContextSplit(kind, inner))
-                if rule:
-                    _count(refused, rule)
+                if unchunked:
+                    rule: str | None = "parallel.asynchronous_tensor needs parallel.sequence"
+                elif sequence and micro * (length // cp) % tp:
+                    rule = "the tokens of a micro-batch must be a multiple of tp with parallel.sequence"
                 else:
-                    rows.append((micro, int(sequence), CONTEXTS.index(kind), inner))
+                    rule = context.split_rule(arch, length, tp, cp, ContextSplit(kind, inner))
+                row = micro, int(sequence), CONTEXTS.index(kind), inner
+                (rows if rule is None else refused.setdefault(rule, [])).append(row)
     table = np.array(rows, dtype=np.float64).reshape(-1, 4)
-    return dict(zip(("micro", "sequence", "context", "inner_context"), table.T, strict=True)), refused
+    columns = dict(zip(("micro", "sequence", "context", "inner_context"), table.T, strict=True))
+    return columns, [Refusal(mesh, rule, len(some), _changed(some[0], rows)) for rule, some in refused.items()]
+
+
+def _changed(bad: Inside, rows: list[Inside]) -> tuple[str, ...]:
+    """Overrides that make a legal option of a refused one, the fewest; none where nothing inside a unit is legal."""
+    if not rows:
+        return ()
+    good = min(rows, key=lambda row: sum(one != other for one, other in zip(row, bad, strict=True)))
+    words = {
+        "batch.micro": good[0], "parallel.sequence": str(bool(good[1])).lower(),
+        "parallel.context": CONTEXTS[good[2]].value, "parallel.context_inner": good[3],
+    }  # fmt: skip
+    unlike = (one != other for one, other in zip(good, bad, strict=True))
+    return (" ".join(f"{key}={word}" for (key, word), differs in zip(words.items(), unlike, strict=True) if differs),)
 
 
 def _contexts(space: Space, cp: int) -> list[tuple[Context, int]]:
     if cp == 1:
         return [(Context.RING, 1)]
     kinds = [Context(each) for each in space.allowed("parallel.context", tuple(Context))]
-    inners = space.allowed("parallel.context_inner", [each for each in (1, 2, 4, 8) if each < cp])
+    inners = space.allowed("parallel.context_inner", [each for each in _INNER if each < cp])
     ring = [(Context.RING, inner) for inner in inners if cp % inner == 0]
     whole = [(kind, 1) for kind in kinds if kind is not Context.RING and 1 in inners]  # only rings have groups inside
     return [*(ring if Context.RING in kinds else ()), *whole]
@@ -221,6 +245,8 @@ def _schedules(space: Space, pp: int) -> Iterator[tuple[Schedule, int]]:
 def _shardings(space: Space, replicas: int, near: int) -> Iterator[tuple[int, int, int]]:
     """(stage, shard within, reshard after forward)."""
     for zero in space.allowed("parallel.zero", (0, 1, 2, 3)):
+        if space.fixed.get("parallel.offload") == Offload.PARAMS and (zero < 3 or replicas == 1):
+            continue  # only what each rank keeps its own piece of lives elsewhere
         if zero == 0 or replicas == 1:
             if zero == 0 or "parallel.zero" in space.fixed:
                 yield 0, 0, 1
@@ -231,10 +257,6 @@ def _shardings(space: Space, replicas: int, near: int) -> Iterator[tuple[int, in
                 continue
             for reshard in space.allowed("parallel.reshard_after_forward", (True, False)) if zero == 3 else (True,):
                 yield zero, size, int(reshard)
-
-
-def _count(refused: dict[str, int], rule: str) -> None:
-    refused[rule] = refused.get(rule, 0) + 1
 
 
 @lru_cache(maxsize=256)
@@ -302,14 +324,29 @@ def legal_orders(space: Space, mesh: Mesh) -> list[tuple[tuple[Axis, ...], int]]
         for axis in reversed(order):
             stride[axis] = step
             step *= degree[axis.value]
-        local = {axis: min(max(devices // stride[axis], 1), degree[axis.value]) for axis in order}
         replicas = _nearest(stride, degree, (Axis.DP, Axis.EP, Axis.CP))
         near = min(max(devices // replicas, 1), mesh[0] * mesh[3] * mesh[4])
-        experts = max(devices // _nearest(stride, degree, (Axis.DP, Axis.CP)), 1)
-        links = (*(local[axis] for axis in (Axis.TP, Axis.CP, Axis.EP)), near, experts,
-                 stride[Axis.PP] < devices, stride[Axis.CP] < devices)  # fmt: skip
-        seen.setdefault(tuple(int(each) for each in links), (order, near))
+        links = near, *_links(space, mesh, stride)
+        seen.setdefault(links, (order, near))
     return list(seen.values())
+
+
+def _links(space: Space, mesh: Mesh, stride: Mapping[Axis, int]) -> Iterator[int]:
+    """All that a price reads of an order, besides the replicas that share a node: whatever differs here lies on other
+    links, and nothing else does."""
+    node, degree = space.target.cluster.node.devices, dict(zip(AXES, mesh, strict=True))
+    for axis in (Axis.TP, Axis.PP, Axis.CP, Axis.EP):
+        yield min(max(node // stride[axis], 1), degree[axis.value])
+    for inner in _INNER:  # a ring's hop to the neighbour, or over the groups inside it
+        if inner < degree["cp"]:
+            yield int(stride[Axis.CP] * inner < node)
+    if degree["pp"] > 1 and space.target.arch.tie_embeddings:  # the first stage and the last
+        yield int(2 * stride[Axis.PP] * (degree["pp"] - 1) <= node)
+    if degree["pp"] > 1 and space.target.cluster.network.shared:
+        yield min(stride[Axis.PP], node)
+    if space.target.arch.experts is not None:
+        experts = _nearest(stride, degree, (Axis.DP, Axis.CP))
+        yield min(max(node // experts, 1), degree["dp"] * degree["cp"])
 
 
 def _nearest(stride: Mapping[Axis, int], degree: Mapping[str, int], axes: tuple[Axis, ...]) -> int:

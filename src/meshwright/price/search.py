@@ -16,6 +16,7 @@ it too: in closed form here, by the fold of its program for what is shown.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -38,10 +39,11 @@ from meshwright.price.cluster import Cluster
 from meshwright.price.layouts import OFFLOADS, Array
 from meshwright.price.legal import Mesh, Refusal, Space
 from meshwright.price.memory import memories
+from meshwright.price.nothing import nothing_fits, nothing_legal
 from meshwright.price.price import Price
 from meshwright.price.request import planned
 from meshwright.price.target import Target
-from meshwright.price.text import bytes_text, counted
+from meshwright.price.text import bytes_text
 from meshwright.price.times import times
 from meshwright.price.weights import weights
 
@@ -126,12 +128,13 @@ class _Found:
 
 def search(
     run: Request, gpus: int, cluster: str | Cluster = "local", by: By | str = By.TIME, *, top: int = 10,
-    fixed: Mapping[str, Any] | None = None, budget: int = BUDGET,
+    fixed: Mapping[str, Any] | None = None, budget: int = BUDGET, suggest: bool = True,
 ) -> Ranking:  # fmt: skip
     """Rank the layouts of `run` on `gpus` devices.
 
     `fixed`: keys of [mesh], [parallel] and [batch] that stay as they are given. At least `budget` points are priced
-    where there are as many. Raises RequestError where the request is wrong or no layout is legal and fits.
+    where there are as many. Raises RequestError where the request is wrong or no layout is legal and fits; with
+    `suggest` it names changed requests that have one.
     """
     begin = time.perf_counter()
     run, by = run_of(run), By(by)
@@ -139,21 +142,27 @@ def search(
     space = space_of(run, gpus, where, fixed or {})
     check_stages(space)
     groups, refused, enumerated = groups_of(space)
+
+    def fits(more: int, keys: Mapping[str, Any]) -> bool:
+        with contextlib.suppress(RequestError):
+            return bool(search(run, more, where, By.MEMORY, top=1, fixed=keys, budget=0, suggest=False).rows)
+        return False
+
     if not groups:
-        raise _nothing_legal(space, refused)
+        raise nothing_legal(space, refused, suggest)
     found, overfull = _price(space, groups, by, top, budget)
     if not found.fitting:
-        raise _nothing_fits(space, groups)
+        raise nothing_fits(space, groups, fits if suggest else None)
     points = found.joined()
     shown = _Shown(run, space, groups, points)
     fastest = _order(points, By.TIME)
     rows = _first_rows(shown, fastest if by is not By.MEMORY else _order(points, by), by, top)
     if not rows:
-        raise _nothing_fits(space, groups)
+        raise nothing_fits(space, groups, fits if suggest else None)
     pareto = [row for row in shown.rows(_front(points, fastest), By.TIME) if row.price.fits_trained]
     counts = {
         "enumerated": enumerated + found.moved,
-        "legal": _legal(space, groups) + found.moved,
+        "legal": enumerated - sum(each.count for each in refused) + found.moved,
         "fitting": found.fitting,
         "priced": found.priced,
     }
@@ -230,6 +239,7 @@ def _price_block(
     fits = memory.reserved <= room
     fits &= trainer_holds(space, points, fits)
     found.priced += len(points)
+    failed = int((~fits).sum())
     kept = [_reached(space, group, number, inside[fits], outside[fits], asked, memory.reserved[fits])]
     if "parallel.offload" not in space.fixed and not fits.all():
         for kind, away in ((Offload.OPTIMIZER, memory.optimizer + memory.master), (Offload.PARAMS, memory.parameters)):
@@ -245,11 +255,12 @@ def _price_block(
             good &= trainer_holds(space, moved, good)
             found.priced += len(moved)
             found.moved += len(moved)
+            failed += int((~good).sum())
             if good.any():
                 kept.append(_reached(space, group, number, inside[able][good], outside[able][good], index, there[good]))
     reached = {name: np.concatenate([each[name] for each in kept]) for name in kept[0]}
     found.add(**reached)
-    return reached, int((~fits).sum()), float(memory.reserved.min())
+    return reached, failed, float(memory.reserved.min())
 
 
 def _reached(
@@ -343,10 +354,6 @@ class _Shown:
         return self._priced[index]
 
 
-def _legal(space: Space, groups: list[Group]) -> int:
-    return sum(int(known(space, group, np.arange(len(group.bound))).sum()) for group in groups)
-
-
 def _overfull(
     space: Space, overfull: Mapping[Mesh, tuple[int, float]], fitting: Mapping[Mesh, object]
 ) -> list[Refusal]:
@@ -359,35 +366,6 @@ def _overfull(
             rule = f"must fit in {bytes_text(room)}; the least of this mesh is {bytes_text(least)}"
             rows.append(Refusal(mesh, rule, count, works))
     return rows
-
-
-def _nothing_legal(space: Space, refused: list[Refusal]) -> RequestError:
-    rules: dict[str, int] = {}
-    for each in refused:
-        rules[each.rule] = rules.get(each.rule, 0) + 1
-    if not rules:
-        given = [f"{key} = {value}" for key, value in space.fixed.items() if key.startswith("mesh.")]
-        rule = f"has no legal layout: no mesh of so many devices has {' and '.join(given) or 'the keys given'}"
-        return RequestError(f"--gpus {space.gpus}", rule, ("degrees whose product divides --gpus",))
-    most = sorted(rules.items(), key=lambda item: -item[1])[:3]
-    told = "; ".join(f"{rule} ({counted(count, 'mesh')})" for rule, count in most)
-    ways = max((size for size in legal.divisors(space.gpus) if space.sequences % size == 0), default=1)
-    nearby = [f"--gpus {ways}"] if ways < space.gpus else []
-    if "batch.micro" in space.fixed:
-        nearby = ["another batch.micro", *nearby]
-    elif space.sequences % space.gpus:
-        nearby = [f"batch.global = {-(-space.sequences // space.gpus) * space.gpus}", *nearby]
-    return RequestError(f"--gpus {space.gpus}", f"has no legal layout: {told}", nearby)
-
-
-def _nothing_fits(space: Space, groups: list[Group]) -> RequestError:
-    least = min(least_bytes(space, group) for group in groups)
-    room = space.target.cluster.device.memory_bytes
-    return RequestError(
-        f"{space.gpus} x {space.target.cluster.device.name}",
-        f"no legal layout fits in {bytes_text(room)}: the least needs {bytes_text(least)}",
-        (f"--gpus {2 * space.gpus}", "a smaller batch.micro, data.sequence_length or model"),
-    )
 
 
 def _word(value: Any) -> str:

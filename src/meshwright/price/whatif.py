@@ -103,7 +103,7 @@ def _asker(ranking: Ranking) -> Callable[[str, str, RunConfig, int, Cluster], Ca
     def ask(question: str, name: str, run: RunConfig, gpus: int, cluster: Cluster) -> Case:
         kept = _kept(ranking, run, gpus, cluster)
         try:
-            best = search(run, gpus, cluster, top=1, budget=_BUDGET, fixed=fixed).best
+            best = search(run, gpus, cluster, top=1, budget=_BUDGET, fixed=fixed, suggest=False).best
         except RequestError as error:
             return Case(question, name, gpus, kept_seconds=kept, refused=_reason(error))
         rate = tokens_of(best.price) / best.price.step_seconds

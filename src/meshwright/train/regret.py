@@ -86,7 +86,7 @@ def regret(
     def at_rates(each: Price) -> float:
         return sum(found[name] * seconds for name, seconds in predicted(each.parts).items())
 
-    ranking = search(run, plan.degrees.ranks, cluster, top=12, fixed=_fixed(run), budget=_BUDGET)
+    ranking = search(run, plan.degrees.ranks, cluster, top=12, fixed=_fixed(run), budget=_BUDGET, suggest=False)
     candidates = [row for row in ranking.rows if _runs(run, row.keys)]
     best = min(candidates, key=lambda row: at_rates(row.price), default=None)
     present = at_rates(own)

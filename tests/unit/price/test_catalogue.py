@@ -1,12 +1,15 @@
 """Clusters: every number has a source, every key can be overridden, every mistake has one message."""
 
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from meshwright.config.errors import RequestError
 from meshwright.price.catalogue import cluster_of, names
 from meshwright.price.constants import CONSTANTS, FITTED, Kind
+from meshwright.price.price import Price
+from meshwright.price.request import requested
 from tests.unit.price import published
 
 DOCUMENTED = [
@@ -61,6 +64,8 @@ def test_overrides_replace_any_key() -> None:
         ("h100-sxm", ["cluster.network.bytes_per_s=fast"], "must be a number"),
         ("h100-sxm", ["cluster.network.bytes_per_s=-1"], "not negative"),
         ("h100-sxm", ["cluster.device.matrix_flops=3"], "rates by dtype"),
+        ("h100-sxm", ["cluster.device.matrix_flops={bf16=1e15}"], "matrix_flops.bfloat16"),
+        ("h100-sxm", ["cluster.device.matrix_share.half=0.5"], "is no dtype"),
     ],
 )
 def test_a_mistake_is_told_with_what_works(name: str, words: list[str], told: str) -> None:
@@ -79,8 +84,28 @@ def test_a_file_is_a_cluster(tmp_path: object) -> None:
     )
     assert cluster_of(str(path)).name == "mine"
     path.write_text("[device]\nname = 'X'\n")
-    with pytest.raises(RequestError, match="needs generation"):
+    with pytest.raises(RequestError, match=r"needs memory_bytes, memory_bytes_per_s, matrix_flops\n"):
         cluster_of(str(path))
+
+
+def test_the_documented_keys_make_a_cluster(tmp_path: Path) -> None:
+    """A generation was wanted besides, which the documents do not name."""
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        "[device]\nname = 'X'\nmemory_bytes = 8e10\nmemory_bytes_per_s = 1e12\nmatrix_flops = {bfloat16 = 1e14}\n"
+        "[node]\ndevices = 2\nlink_bytes_per_s = 1e10\n[network]\nbytes_per_s = 1e9\n"
+    )
+    words = ["model.preset=llama3.2-1b", "batch.global=4", "batch.micro=1", "precision.compute=bfloat16"]
+    run, plan, cluster = requested(None, words, str(path), 4)
+    assert run.batch.micro == 1
+    mfu = Price(plan, cluster).mfu
+    assert mfu is not None
+    assert 0.0 < mfu < 1.0
+
+
+def test_counts_stay_within_what_arrays_hold() -> None:
+    with pytest.raises(RequestError, match="must be at most 2147483647"):
+        cluster_of("h100-sxm", ["cluster.software.predicted=1e30"])
 
 
 def test_at_most_ten_constants_are_fitted_and_each_says_where_it_is_from() -> None:

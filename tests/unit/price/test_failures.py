@@ -78,3 +78,11 @@ def test_goodput_is_told_to_the_percent_of_a_percent_and_short_times_in_their_un
     assert "99.9" in told
     assert "100.0" not in told
     assert "one every 0.23 ms" in "\n".join(goodput_told(price, 1e-6, 300.0)[1])
+
+
+def test_dalys_interval_is_told_as_it_is_where_a_step_takes_longer() -> None:
+    """The step's seconds were told as Daly's."""
+    price = ask("model.preset=llama3-8b", "mesh.tp=8", "batch.global=8", "batch.micro=1", "precision.compute=bfloat16")
+    found, _ = goodput_told(price, 1e-4, 300.0, 0.001)
+    assert found["daly_s"] == daly(0.001, found["mtbf_s"])
+    assert found["daly_s"] < price.step_seconds == found["interval_s"]

@@ -1,19 +1,25 @@
 """The search against layouts priced one by one, its rules against those of plans, and what it says."""
 
+from itertools import permutations
+from typing import Any
+
 import numpy as np
 import pytest
 
 import meshwright as mw
 from meshwright.config.errors import RequestError
 from meshwright.config.load import load_run
-from meshwright.layout.axes import DEFAULT_ORDER
+from meshwright.layout.axes import DEFAULT_ORDER, Axis
 from meshwright.plan.stages import balanced
 from meshwright.price import legal
 from meshwright.price.advice import Advice, topology
+from meshwright.price.candidates import groups_of, has_legal, points_of, priced_units
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.price import Price
 from meshwright.price.request import planned
 from meshwright.price.search import By, Ranking, search, space_of, with_keys
+from meshwright.price.times import times
+from meshwright.price.weights import weights
 
 WORDS = ("model.preset=llama3-8b", "data.sequence_length=8192", "batch.global=32", "precision.compute=bfloat16")
 
@@ -81,7 +87,74 @@ def test_json_has_the_documented_shape(sixteen: Ranking) -> None:
 def test_refusals_name_a_rule_once_a_mesh_and_neighbours_that_are_legal(sixteen: Ranking) -> None:
     refused = sixteen.refused
     assert len({(each.mesh, each.rule) for each in refused}) == len(refused)
-    assert all(each.count > 0 for each in refused)
+    assert all(each.count > 0 and each.nearest for each in refused)
+
+
+@pytest.mark.parametrize(("gpus", "batch"), [(12, 48), (7, 7), (16, 1)])
+def test_every_layout_is_legal_or_refused_and_every_legal_one_fits_or_is_refused(gpus: int, batch: int) -> None:
+    """Refused options were counted once a mesh, and schedules that closed forms leave out not at all."""
+    ranking = ranked(f"batch.global={batch}", gpus=gpus)
+    counts = ranking.counts
+    overfull = sum(each.count for each in ranking.refused if each.rule.startswith("must fit"))
+    refused = sum(each.count for each in ranking.refused) - overfull
+    assert counts["enumerated"] == counts["legal"] + refused
+    assert counts["legal"] == counts["priced"] == counts["fitting"] + overfull
+
+
+def test_neighbours_of_what_is_refused_are_legal() -> None:
+    """A mesh whose every option is refused was named as a neighbour."""
+    space = space_of(load_run(None, WORDS), 64, cluster_of("h100-sxm"), {"parallel.context": "ulysses"})
+    groups, refused, _ = groups_of(space)
+    legal_meshes = {group.mesh for group in groups}
+    assert {each.mesh for each in refused} - legal_meshes
+    for each in refused:
+        for words in each.nearest:
+            if words.startswith("mesh."):
+                other = dict(zip(legal.AXES, each.mesh, strict=True))
+                other |= {word.split("=")[0].removeprefix("mesh."): int(word.split("=")[1]) for word in words.split()}
+                assert tuple(other.values()) in legal_meshes
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "fixed"),
+    [
+        ((), 8, {"mesh.tp": 5}), ((), 7, {"mesh.tp": 7}), ((), 8, {"mesh.ep": 2}), ((), 8, {"batch.micro": 3}),
+        ((), 64, {"mesh.cp": 64, "parallel.context": "ulysses"}), (("batch.global=7",), 4, {"mesh.dp": 4}),
+        (("batch.global=6",), 8, {"mesh.pp": 8, "parallel.schedule": "zb-v", "parallel.chunks": 2}),
+        (("batch.global=7",), 2, {"mesh.pp": 2, "parallel.schedule": "interleaved", "parallel.chunks": 2}),
+        ((), 8, {"mesh.dp": 4, "parallel.zero": 3, "parallel.zero_shard_within": 3}),
+        ((), 8, {"mesh.dp": 1, "mesh.cp": 1, "parallel.offload": "params", "parallel.zero": 3}),
+        (("model.preset=llama3-70b",), 2, {}),
+    ],
+)  # fmt: skip
+def test_what_is_said_to_work_works(words: tuple[str, ...], gpus: int, fixed: dict[str, Any]) -> None:
+    """Twice the devices were proposed whatever the model, and devices that no mesh of the given keys has."""
+    run = load_run(None, [*WORDS, *words])
+    with pytest.raises(RequestError) as refused:
+        search(run, gpus, "h100-sxm", fixed=fixed)
+    works = [each for each in refused.value.nearest if not each.startswith("a smaller")]
+    assert works
+    for each in works:
+        batch, devices, kept = run.batch.global_, gpus, dict(fixed)
+        for word in each.replace("--gpus ", "--gpus=").split():
+            key, value = word.split("=")
+            if key == "--gpus":
+                devices = int(value)
+            elif key == "batch.global":
+                batch = int(value)
+            else:
+                kept[key] = int(value) if value.isdecimal() else value.strip('"')
+        kept = {key: value for key, value in kept.items() if value != "balanced"}
+        space = space_of(with_keys(run, {"batch.global": batch}), devices, cluster_of("h100-sxm"), kept)
+        assert has_legal(space), each
+        if not fixed:
+            assert search(run, devices, "h100-sxm", By.MEMORY, top=1, budget=0).rows
+
+
+def test_parameters_live_elsewhere_where_each_rank_has_a_piece() -> None:
+    """One replica was searched too, and the whole request refused for it."""
+    ranking = ranked(fixed={"parallel.offload": "params"})
+    assert {row.keys["parallel.zero"] for row in ranking.rows} == {3}
 
 
 def test_keys_that_are_given_stay() -> None:
@@ -118,6 +191,30 @@ def test_orders_differ_in_links() -> None:
     assert orders[0][0] == DEFAULT_ORDER
     assert len(orders) == len({order for order, _ in orders})
     assert 2 <= len(orders) <= 6
+
+
+@pytest.mark.parametrize("devices", [6, 8])
+def test_orders_are_those_whose_prices_differ(devices: int) -> None:
+    """Of all permutations: two that were priced alike were shown as two layouts, and some were left out."""
+    cluster = cluster_of("h100-sxm", [f"cluster.node.devices={devices}"])
+    space = space_of(load_run(None, WORDS), 32, cluster, {})
+    mesh = 2, 2, 4, 2, 1
+    kept = legal.legal_orders(space, mesh)
+    orders = ((Axis.EP, *order) for order in permutations(set(DEFAULT_ORDER) - {Axis.EP}))
+    every = {steps_of(space, mesh, order, kept[0][1]) for order in orders}
+    assert len(every) == len(kept)
+    assert every == {steps_of(space, mesh, order, kept[0][1]) for order, _ in kept}
+
+
+def steps_of(space: legal.Space, mesh: legal.Mesh, order: tuple[Axis, ...], near: int) -> bytes:
+    """Steps of all options of a mesh, to ten digits."""
+    inside, _ = legal.within(space, mesh)
+    outside, stages = legal.around(space, mesh, near)
+    (group,) = priced_units(space, [(mesh, order, inside, outside, stages)])
+    chosen = np.indices((len(inside["micro"]), len(outside["zero"]))).reshape(2, -1)
+    points = points_of(space, group, *chosen, 0)
+    step = times(space.target, points, group.units.take(chosen[0]), weights(space.target, points)).step
+    return b"".join(f"{each:.10g}".encode() for each in step)
 
 
 def test_lanes_follow_strides(sixteen: Ranking) -> None:
@@ -157,7 +254,7 @@ def test_stages_and_groups_that_were_given_stay() -> None:
 
 @pytest.mark.parametrize(
     ("fixed", "told", "wrong"),
-    [({"mesh.tp": 5}, "mesh.tp = 5", "--gpus 4,"), ({"batch.micro": 3}, "another batch.micro", "batch.global")],
+    [({"mesh.tp": 5}, "mesh.tp = 5", "--gpus 4,"), ({"batch.micro": 3}, "batch.micro=4", "batch.global")],
 )
 def test_what_works_is_not_what_was_given(fixed: dict[str, int], told: str, wrong: str) -> None:
     with pytest.raises(RequestError) as error:

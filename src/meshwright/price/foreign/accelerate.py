@@ -6,32 +6,62 @@ dp_replicate x dp_shard x tp x cp (or sp) = num_processes; cp is a ring or a gat
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse, table, whole
+from meshwright.price.foreign.dialect import (
+    Dialect,
+    Format,
+    Keys,
+    Reading,
+    Source,
+    check_spoken,
+    refuse,
+    table,
+    unread,
+    whole,
+)
 
 __all__ = ["DIALECT"]
 
 _LOSS = "loss: each micro-batch's mean counts alike unless the script passes token counts; ours divides by tokens"
 _SIZES = "parallelism_config_"
+_STRATEGIES = "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"
+_READ = {"parallelism_config", "fsdp_config", "num_processes", "num_machines", "distributed_type", "mixed_precision"}
+_READ_FSDP = {"fsdp_reshard_after_forward", "fsdp_sharding_strategy", "fsdp_activation_checkpointing",
+              "fsdp_offload_params"}  # fmt: skip
+_READ_SIZES = {f"{_SIZES}{name}" for name in (
+    "dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "cp_comm_strategy")}  # fmt: skip
+_HOST = {"compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "machine_rank", "main_process_ip",
+         "main_process_port", "main_training_function", "rdzv_backend", "same_network", "tpu_env", "tpu_use_cluster",
+         "tpu_use_sudo", "use_cpu", "gpu_ids", "tpu_name", "tpu_zone", "commands", "command_file"}  # fmt: skip
+_HOST_FSDP = {"fsdp_version", "fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "fsdp_state_dict_type",
+              "fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states", "fsdp_use_orig_params",
+              "fsdp_backward_prefetch", "fsdp_forward_prefetch", "fsdp_backward_prefetch_policy"}  # fmt: skip
+"""Where and how processes start, and when FSDP sends what: no layout."""
+
 _DIGITS = 20  # of a size; what is longer is told as a word
 
 
-def _read(text: str) -> Reading:
+def _read(text: str, _ranks: int | None = None) -> Reading:
     notes = [_LOSS]
     given = _yaml(text, notes)
+    check_spoken(Format.ACCELERATE, given, _READ)
     keys: Keys = {}
     sizes = table(Format.ACCELERATE, given, "parallelism_config")
     names = {name: f"{_SIZES}{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
     at = {name: whole(Format.ACCELERATE, theirs, sizes.get(theirs, 1)) for name, theirs in names.items()}
     fsdp = table(Format.ACCELERATE, given, "fsdp_config")
     processes = whole(Format.ACCELERATE, "num_processes", given.get("num_processes", 1))
+    hybrid = False
     if not sizes:
         kind = str(given.get("distributed_type", "NO"))
         known = {"FSDP": "dp_shard", "MULTI_GPU": "dp_replicate", "MULTI_CPU": "dp_replicate", "NO": "dp_replicate"}
         if kind not in known:
             raise refuse(Format.ACCELERATE, f"distributed_type: {kind}", "has it, ours has not", tuple(known))
         at[known[kind]] = processes
+        if kind == "FSDP":
+            hybrid = _sharding(given, fsdp, at)
     if at["cp"] > 1 and at["sp"] > 1:
         raise refuse(Format.ACCELERATE, "cp_size and sp_size", "excludes one of them")
     keys["mesh.tp"], keys["mesh.cp"] = at["tp"], at["cp"] * at["sp"]
@@ -39,10 +69,10 @@ def _read(text: str) -> Reading:
     keys["parallel.zero"] = 3 if at["dp_shard"] * at["cp"] > 1 else 0
     if at["dp_replicate"] > 1 and keys["parallel.zero"]:
         keys["parallel.zero_shard_within"] = at["dp_shard"] * keys["mesh.cp"]
-    keys["parallel.reshard_after_forward"] = str(fsdp.get("fsdp_reshard_after_forward", True)) not in (
-        "False",
-        "SHARD_GRAD_OP",
-    )
+    kept = str(fsdp.get("fsdp_reshard_after_forward", True)), _strategy(fsdp)
+    keys["parallel.reshard_after_forward"] = not {"False", "SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2"} & set(kept)
+    if hybrid:
+        notes.append("HYBRID_SHARD shards within a machine there: processes / num_machines")
     keys["parallel.recompute"] = "full" if fsdp.get("fsdp_activation_checkpointing") else "none"
     keys["parallel.offload"] = "params" if fsdp.get("fsdp_offload_params") else "none"
     if at["sp"] > 1:
@@ -55,7 +85,34 @@ def _read(text: str) -> Reading:
         raise refuse(Format.ACCELERATE, f"mixed_precision: {given['mixed_precision']}", "has it, ours does not run it")
     keys["precision.compute"] = precision
     notes.append("batch sizes, model and optimizer are the script's there: batch.*, model.* and optimizer.* stay")
-    return Reading(keys, tuple(notes))
+    left = [*(set(given) - _READ - _HOST), *(f"fsdp_config.{name}" for name in set(fsdp) - _READ_FSDP - _HOST_FSDP)]
+    return Reading(keys, (*notes, *unread([*left, *(set(sizes) - _READ_SIZES)])))
+
+
+def _strategy(fsdp: Mapping[str, Any]) -> str:
+    """The sharding of the first FSDP, by name: told there by number, too, and by the key of the second."""
+    told = str(fsdp.get("fsdp_sharding_strategy", fsdp.get("fsdp_reshard_after_forward", "FULL_SHARD")))
+    named = dict(enumerate(_STRATEGIES, 1))
+    name = named.get(int(told), told) if told.isdecimal() and len(told) < _DIGITS else told
+    if name in ("True", "False"):
+        return _STRATEGIES[0]
+    if name not in _STRATEGIES:
+        raise refuse(Format.ACCELERATE, f"fsdp_sharding_strategy: {told}", "has no such strategy", _STRATEGIES)
+    return name
+
+
+def _sharding(given: Mapping[str, Any], fsdp: Mapping[str, Any], at: dict[str, int]) -> bool:
+    """Take the ranks of FSDP apart into replicas and shards; whether there are both."""
+    name, ranks = _strategy(fsdp), at["dp_shard"]
+    if name == "NO_SHARD":
+        at |= {"dp_replicate": ranks, "dp_shard": 1}
+    if not name.startswith("HYBRID"):
+        return False
+    machines = whole(Format.ACCELERATE, "num_machines", given.get("num_machines", 1))
+    if ranks % machines:
+        raise refuse(Format.ACCELERATE, f"num_processes: {ranks}", f"wants a multiple of num_machines {machines}")
+    at |= {"dp_replicate": machines, "dp_shard": ranks // machines}
+    return machines > 1
 
 
 def _write(source: Source) -> str:
@@ -99,7 +156,8 @@ def _lines(tables: dict[str, Any], indent: str) -> list[str]:
 
 
 def _yaml(text: str, notes: list[str]) -> dict[str, Any]:
-    """Nested mappings of plain scalars: what such files hold. Of a name given twice the last counts, as there."""
+    """Nested mappings of plain scalars and of lists of them: what such files hold. Of a name given twice the last
+    counts, as there."""
     root: dict[str, Any] = {}
     stack: list[tuple[int, dict[str, Any]]] = [(-1, root)]
     for number, line in enumerate(text.splitlines(), 1):
@@ -109,6 +167,8 @@ def _yaml(text: str, notes: list[str]) -> dict[str, Any]:
         if not bare.strip() or bare.lstrip().startswith(("#", "---")):
             continue
         depth = len(bare) - len(bare.lstrip())
+        if bare.strip().startswith("- ") and len(stack) > 1:  # an item of the list that stands above, indented or not
+            continue
         name, colon, value = bare.strip().partition(":")
         if not colon:
             raise refuse(Format.ACCELERATE, f"line {number}: {bare.strip()}", "files hold `name: value` lines")
@@ -116,14 +176,17 @@ def _yaml(text: str, notes: list[str]) -> dict[str, Any]:
             stack.pop()
         if name in stack[-1][1]:
             notes.append(f"line {number}: {name} is given twice; the last counts")
-        if value.strip() in ("", "{}"):
+        word = value.strip()
+        if word in ("", "{}"):
             child: dict[str, Any] = {}
             stack[-1][1][name] = child
             stack.append((depth, child))
+        elif word[0] == "[" and word[-1] == "]":
+            stack[-1][1][name] = [_scalar(each.strip()) for each in word[1:-1].split(",") if each.strip()]
+        elif word[0] in "[{&*|>":
+            raise refuse(Format.ACCELERATE, f"line {number}: {bare.strip()}", "files hold `name: value` lines")
         else:
-            if value.strip()[0] in "[{&*|>":
-                raise refuse(Format.ACCELERATE, f"line {number}: {bare.strip()}", "files hold `name: value` lines")
-            stack[-1][1][name] = _scalar(value.strip())
+            stack[-1][1][name] = _scalar(word)
     return root
 
 

@@ -49,7 +49,7 @@ def convert(
 
     Raises RequestError for what either side cannot express, by name.
     """
-    run, notes = _run(text, source, words)
+    run, notes = _run(text, source, words, ranks)
     run = _filled(run, ranks)
     if ranks is not None:
         resolve_degrees(run, ranks)
@@ -68,16 +68,16 @@ def convert(
     return Conversion(out, run, (*notes, *dialect.differences(written)), tuple(lost))
 
 
-def _run(text: str, source: Format, words: tuple[str, ...]) -> tuple[RunConfig, list[str]]:
+def _run(text: str, source: Format, words: tuple[str, ...], ranks: int | None) -> tuple[RunConfig, list[str]]:
     if source is Format.MESHWRIGHT:
         return change_run(build_run(parsed(tomllib.loads, text, "TOML")), words), []
-    reading = DIALECTS[source].read(text)
+    reading = DIALECTS[source].read(text, ranks)
     return change_run(build_run(_tables({}, reading.keys)), words), list(reading.notes)
 
 
 def _laid(dialect: Dialect, text: str, run: RunConfig, ranks: int | None) -> RunConfig:
     """What the written text says, where it says nothing the defaults."""
-    keys = dialect.read(text).keys
+    keys = dialect.read(text, ranks).keys
     base: dict[str, Any] = {}
     if "model" not in dialect.sections:
         base["model"] = run.tables()["model"]

@@ -16,6 +16,7 @@ from meshwright.price.foreign.dialect import (
     Keys,
     Reading,
     Source,
+    check_spoken,
     number,
     parsed,
     refuse,
@@ -33,16 +34,22 @@ _KNOWN = {
 }  # fmt: skip
 
 
-def _read(text: str) -> Reading:
+def _read(text: str, _ranks: int | None = None) -> Reading:
     given = parsed(lambda each: json.loads(each, object_pairs_hook=_once), text, "JSON")
     if not isinstance(given, dict):
         raise RequestError("the file", "is no DeepSpeed configuration: an object is wanted", ("{...}",))
+    check_spoken(Format.DEEPSPEED, given, _KNOWN)
     keys: Keys = {}
     notes = [_LOSS]
     batch, micro = given.get("train_batch_size"), given.get("train_micro_batch_size_per_gpu")
     steps = given.get("gradient_accumulation_steps")
-    if "auto" in (batch, micro, steps):
-        raise refuse(Format.DEEPSPEED, '"auto"', "leaves batch sizes to another program; here they must be numbers")
+    sizes = {"train_batch_size": batch, "train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
+    if auto := [name for name, size in sizes.items() if size == "auto"]:
+        rule = "leaves batch sizes to another program; here they must be numbers"
+        raise refuse(Format.DEEPSPEED, f'{", ".join(auto)} = "auto"', rule, (f'"{auto[0]}": 8',))
+    given, left = _without_auto(given, "")
+    if left:
+        notes.append(f'"auto" is left to another program, ours stays: {", ".join(left)}')
     for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         if given.get(name) is not None:
             whole(Format.DEEPSPEED, name, given[name])
@@ -68,6 +75,21 @@ def _read(text: str) -> Reading:
     if unknown := sorted(set(given) - _KNOWN):
         notes.append(f"not read: {', '.join(unknown)}")
     return Reading(keys, tuple(notes))
+
+
+def _without_auto(given: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[str]]:
+    """The object without what it leaves to another program, and the names of that."""
+    kept: dict[str, Any] = {}
+    left: list[str] = []
+    for name, value in given.items():
+        if value == "auto":
+            left.append(path + name)
+        elif isinstance(value, Mapping):
+            kept[name], more = _without_auto(value, f"{path}{name}.")
+            left += more
+        else:
+            kept[name] = value
+    return kept, left
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -105,8 +127,7 @@ def _read_training(given: dict[str, Any], keys: Keys, notes: list[str]) -> None:
         if str(dtype) not in known:
             raise refuse(Format.DEEPSPEED, f"grad_accum_dtype: {dtype}", "has no such type", tuple(known))
         keys["precision.reduce"] = known[str(dtype)]
-    if "gradient_clipping" in given:
-        keys["optimizer.clip_norm"] = given["gradient_clipping"]
+    keys["optimizer.clip_norm"] = given.get("gradient_clipping", 0.0)
     if "seed" in given:
         keys["seed"] = given["seed"]
     optimizer = table(Format.DEEPSPEED, given, "optimizer")
@@ -121,11 +142,22 @@ def _read_training(given: dict[str, Any], keys: Keys, notes: list[str]) -> None:
                  if name in values}  # fmt: skip
         if kind == "adam" and not values.get("adam_w_mode", True):
             notes.append("adam_w_mode false: decay is added to gradients there; ours is decoupled")
+        _read_schedule(given, keys, notes)
+
+
+def _read_schedule(given: dict[str, Any], keys: Keys, notes: list[str]) -> None:
+    """The learning rate over the steps of an optimizer that the file names."""
     scheduler = table(Format.DEEPSPEED, given, "scheduler")
     values = table(Format.DEEPSPEED, scheduler, "params")
     shapes = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-    if (shape := str(scheduler.get("type"))) in shapes:
-        keys["optimizer.schedule"] = shapes[shape]
+    shape = str(scheduler.get("type", "WarmupLR"))
+    if shape not in shapes:
+        notes.append(f"scheduler {shape}: ours has not; optimizer.schedule stays")
+        return
+    keys["optimizer.schedule"] = shapes[shape]
+    if "optimizer.learning_rate" in keys:
+        keys["optimizer.min_learning_rate"] = 0.0
+    if scheduler:
         keys["optimizer.warmup_steps"] = values.get("warmup_num_steps", 0)
         if "total_num_steps" in values:
             keys["train.steps"] = values["total_num_steps"]
@@ -133,6 +165,8 @@ def _read_training(given: dict[str, Any], keys: Keys, notes: list[str]) -> None:
             peak = number(Format.DEEPSPEED, "optimizer.params.lr", keys["optimizer.learning_rate"])
             ratio = number(Format.DEEPSPEED, "scheduler.params.cos_min_ratio", values["cos_min_ratio"])
             keys["optimizer.min_learning_rate"] = ratio * peak
+    else:
+        keys["optimizer.warmup_steps"] = 0
 
 
 def _write(source: Source) -> str:

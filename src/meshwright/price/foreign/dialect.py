@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -12,7 +12,20 @@ from meshwright.arch.arch import Arch
 from meshwright.config.errors import RequestError
 from meshwright.config.schema import RunConfig
 
-__all__ = ["Dialect", "Format", "Keys", "Reading", "Source", "number", "parsed", "refuse", "table", "whole"]
+__all__ = [
+    "Dialect",
+    "Format",
+    "Keys",
+    "Reading",
+    "Source",
+    "check_spoken",
+    "number",
+    "parsed",
+    "refuse",
+    "table",
+    "unread",
+    "whole",
+]
 
 Keys = dict[str, Any]
 """`section.key` -> value, as in a run file."""
@@ -65,9 +78,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """`sections`: what of a run the format is about at all; the rest is not listed as lost key by key."""
+    """`read`: of a text, on so many ranks where they are known. `sections`: what of a run the format is about at all;
+    the rest is not listed as lost key by key."""
 
-    read: Callable[[str], Reading]
+    read: Callable[[str, int | None], Reading]
     write: Callable[[Source], str]
     differences: Callable[[Source], list[str]]
     sections: frozenset[str]
@@ -93,6 +107,19 @@ def number(format_: Format, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise refuse(format_, f"{name}: {value}", "wants a number there")
     return value
+
+
+def unread(names: Iterable[str]) -> tuple[str, ...]:
+    """The remark on words that a reader leaves alone; none where there are none."""
+    every = ", ".join(sorted(names))
+    return (f"not read: {every}",) if every else ()
+
+
+def check_spoken(format_: Format, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises RequestError where a file has no word of the format: it is of another, and would be read as nothing."""
+    every = set(known)
+    if every.isdisjoint(names):
+        raise RequestError("the file", f"has no word of {format_.value}", sorted(every)[:3])
 
 
 def parsed(parse: Callable[[str], Any], text: str, language: str) -> Any:

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.arch.arch import Norm
-from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, refuse, whole
+from meshwright.price.foreign.arguments import argument_number, arguments
+from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, check_spoken, refuse, whole
 
 __all__ = ["DIALECT"]
 
@@ -52,19 +53,23 @@ _IGNORED = {"overlap-grad-reduce", "overlap-param-gather", "use-flash-attn", "us
             "moe-grouped-gemm", "no-create-attention-mask-in-dataloader", "make-vocab-size-divisible-by"}  # fmt: skip
 
 
-def _read(text: str) -> Reading:
-    given, ranks = _words(text)
+def _read(text: str, started: int | None = None) -> Reading:
+    given, ranks = arguments(text)
+    ranks = ranks or started or 0
     keys: Keys = {}
     notes: list[str] = []
     for name, value in given.items():
         if name in _NUMBERS:
-            keys[_NUMBERS[name]] = _number(name, value)
+            keys[_NUMBERS[name]] = argument_number(name, value)
     for name in _DEGREES:
         _whole(given, name)
+    if "num-layers" in given and "vocab-size" not in given:
+        notes.append("--vocab-size is the tokenizer's there: give model.vocab=N")
     _read_model(given, keys)
     _read_layout(given, keys, notes)
     _read_training(given, keys, notes)
     known = {*_NUMBERS, *_FLAGS, *_IGNORED, *_HANDLED}
+    check_spoken(Format.MEGATRON, (f"--{name}" for name in given), (f"--{name}" for name in known))
     if unknown := sorted(set(given) - known):
         notes.append(f"not read: {', '.join('--' + name for name in unknown)}")
     ep = keys.get("mesh.ep", 1)
@@ -86,46 +91,15 @@ _HANDLED = {"position-embedding-type", "normalization", "num-query-groups", "max
             "optimizer", "adam-beta1", "adam-beta2", "recompute-granularity", "cp-comm-type",
             "hierarchical-context-parallel-sizes", "data-parallel-sharding-strategy", "expert-tensor-parallel-size",
             "num-layers-per-virtual-pipeline-stage", "num-distributed-optimizer-instances",
-            "pipeline-model-parallel-layout"}  # fmt: skip
-
-
-def _words(text: str) -> tuple[dict[str, str], int]:
-    """Arguments by name, and the ranks that a comment names."""
-    ranks, lines = 0, []
-    for line in text.splitlines():
-        mark = line.strip()
-        if mark.startswith("#"):
-            parts = mark.strip("# ").split()
-            named = len(parts) == 2 and parts[0] == "ranks" and parts[1].isdecimal()
-            ranks = whole(Format.MEGATRON, "# ranks", _number("ranks", parts[1])) if named else ranks
-        else:
-            lines.append(line.rstrip("\\"))
-    try:
-        words = shlex.split("\n".join(lines))
-    except ValueError as error:
-        raise refuse(Format.MEGATRON, "the file", f"arguments are words of a shell: {error}") from None
-    given, name = {}, ""
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            given[name] = value if equals else ""
-        elif name:
-            given[name] = f"{given[name]} {word}".strip()
-    return given, ranks
-
-
-def _number(name: str, value: str) -> int | float:
-    try:
-        return int(value) if value.lstrip("-").isdecimal() else float(value)
-    except ValueError:
-        raise refuse(Format.MEGATRON, f"--{name} {value}", "wants a number there") from None
+            "pipeline-model-parallel-layout", "train-samples", "lr-warmup-samples", "lr-warmup-fraction", "fp8-format",
+            "grad-reduce-in-bf16"}  # fmt: skip
 
 
 def _whole(given: dict[str, str], name: str, default: int = 1) -> int:
     """The first word of an argument that is a whole number of at least 1."""
     if name not in given:
         return default
-    number = _number(name, (given[name].split() or [""])[0])
+    number = argument_number(name, (given[name].split() or [""])[0])
     return whole(Format.MEGATRON, f"--{name}", number)
 
 
@@ -207,7 +181,7 @@ def _blocks(part: str) -> int:
             while rest[:1].isdecimal():
                 digits, rest = digits + rest[0], rest[1:]
         name = "pipeline-model-parallel-layout"
-        count += whole(Format.MEGATRON, f"--{name} {part}", _number(name, digits or "1"))
+        count += whole(Format.MEGATRON, f"--{name} {part}", argument_number(name, digits or "1"))
     return count
 
 
@@ -216,7 +190,7 @@ def _read_training(given: dict[str, str], keys: Keys, notes: list[str]) -> None:
         keys["optimizer.schedule"] = given["lr-decay-style"]
     if {"adam-beta1", "adam-beta2"} & set(given):
         usual = {"adam-beta1": "0.9", "adam-beta2": "0.999"}
-        keys["optimizer.betas"] = [float(_number(name, given.get(name, beta))) for name, beta in usual.items()]
+        keys["optimizer.betas"] = [float(argument_number(name, given.get(name, beta))) for name, beta in usual.items()]
     kind = given.get("optimizer", "adam")
     keys["optimizer.kind"] = {"adam": "adamw"}.get(kind, kind)
     if {"bf16", "fp16"} <= set(given):
@@ -224,7 +198,14 @@ def _read_training(given: dict[str, str], keys: Keys, notes: list[str]) -> None:
     if "bf16" in given or "fp16" in given:
         keys["precision.compute"] = "bfloat16" if "bf16" in given else "float16"
         wide = "accumulate-allreduce-grads-in-fp32" in given or "bf16" in given
+        wide = wide and "grad-reduce-in-bf16" not in given
         keys["precision.reduce"] = "float32" if wide else keys["precision.compute"]
+    if "fp8-format" in given:
+        keys["precision.compute"] = "float8"
+        notes.append(
+            f"--fp8-format {given['fp8-format']}: products of blocks in 8 bits; ours prices them, it runs none"
+        )
+    _read_samples(given, keys)
     if "calculate-per-token-loss" not in given:
         notes.append(
             "loss: there each micro-batch's mean counts alike; ours divides the sum by the trained tokens of the "
@@ -232,6 +213,29 @@ def _read_training(given: dict[str, str], keys: Keys, notes: list[str]) -> None:
         )
     if given.get("attention-dropout", "0.1") not in ("0", "0.0"):
         notes.append("--attention-dropout: ours never drops attention probabilities")
+
+
+def _read_samples(given: dict[str, str], keys: Keys) -> None:
+    """Steps that are told in samples, and what an optimizer has there where nothing is said."""
+    batch = keys.get("batch.global")
+    for theirs, ours in (("train-samples", "train.steps"), ("lr-warmup-samples", "optimizer.warmup_steps")):
+        if theirs in given:
+            if not batch:
+                raise refuse(Format.MEGATRON, f"--{theirs}", "wants --global-batch-size beside it")
+            samples = whole(Format.MEGATRON, f"--{theirs}", argument_number(theirs, given[theirs]), 0)
+            keys[ours] = samples // whole(Format.MEGATRON, "--global-batch-size", batch)
+    if "lr-warmup-fraction" in given and "train.steps" in keys:
+        share = float(argument_number("lr-warmup-fraction", given["lr-warmup-fraction"]))
+        if not 0 <= share <= 1:
+            raise refuse(Format.MEGATRON, f"--lr-warmup-fraction {share:g}", "wants a share of the steps there")
+        whole_run = argument_number("lr-decay-iters", given.get("lr-decay-iters", str(keys["train.steps"])))
+        keys["optimizer.warmup_steps"] = int(share * whole_run)
+    if "optimizer.learning_rate" in keys:
+        usual = {"min_learning_rate": 0.0, "warmup_steps": 0, "weight_decay": 0.01, "schedule": "linear"}
+        if keys["optimizer.kind"] == "adamw":
+            usual["betas"] = [0.9, 0.999]
+        for name, value in usual.items():
+            keys.setdefault(f"optimizer.{name}", value)
 
 
 def _write(source: Source) -> str:
@@ -319,9 +323,17 @@ def _training_words(source: Source) -> Iterator[tuple[str, ...]]:
     yield "--optimizer", {"adamw": "adam"}.get(run.optimizer.kind.value, run.optimizer.kind.value)
     yield "--adam-beta1", f"{run.optimizer.betas[0]:g}", "--adam-beta2", f"{run.optimizer.betas[1]:g}"
     yield "--lr-decay-style", run.optimizer.schedule.value
-    yield from {"bfloat16": [("--bf16",)], "float16": [("--fp16",)]}.get(run.precision.compute.value, [])
-    if run.precision.reduce.value == "float32" and run.precision.compute.value != "float32":
+    kind, reduce = run.precision.compute.value, run.precision.reduce.value
+    flags: dict[str, list[tuple[str, ...]]] = {
+        "bfloat16": [("--bf16",)],
+        "float16": [("--fp16",)],
+        "float8": [("--bf16",), ("--fp8-format", "hybrid")],
+    }
+    yield from flags.get(kind, [])
+    if reduce == "float32" and kind != "float32":
         yield ("--accumulate-allreduce-grads-in-fp32",)
+    elif reduce == "bfloat16" and kind != "float32":
+        yield ("--grad-reduce-in-bf16",)
     yield ("--calculate-per-token-loss",)
 
 

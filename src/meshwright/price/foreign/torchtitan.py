@@ -14,7 +14,19 @@ from typing import Any
 import tomli_w
 
 from meshwright.arch.catalogue import preset
-from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Source, number, parsed, refuse, whole
+from meshwright.price.foreign.dialect import (
+    Dialect,
+    Format,
+    Keys,
+    Reading,
+    Source,
+    check_spoken,
+    number,
+    parsed,
+    refuse,
+    unread,
+    whole,
+)
 
 __all__ = ["DIALECT"]
 
@@ -29,6 +41,14 @@ _FACTOR = "lr_scheduler.min_lr_factor"
 _OUTER = 2  # embedding and head count as a block each there
 _WHERE_ON = frozenset({"checkpoint.interval", "parallelism.enable_async_tensor_parallel"})
 """Written where they are on: off is their default, and not every release knows the second."""
+
+_ELSE = {
+    "model.name", "model.flavor", "parallelism.fsdp_reshard_after_forward", "parallelism.pipeline_parallel_schedule",
+    "training.mixed_precision_param", "training.mixed_precision_reduce", "training.enable_cpu_offload",
+    "optimizer.name", "optimizer.beta1", "optimizer.beta2", "lr_scheduler.decay_type", "lr_scheduler.min_lr_factor",
+    "checkpoint.enable", "checkpoint.enable_checkpoint",
+}  # fmt: skip
+"""Read one by one."""
 
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
 _DEGREES = tuple(f"parallelism.{name}_degree" for name in (
@@ -55,20 +75,22 @@ _SAME = {  # path -> key
 }  # fmt: skip
 
 
-def _read(text: str) -> Reading:
+def _read(text: str, ranks: int | None = None) -> Reading:
     tables = parsed(tomllib.loads, text, "TOML")
     flat = {f"{section}.{name}": value for section, table in tables.items() if isinstance(table, dict)
             for name, value in table.items()}  # fmt: skip
+    check_spoken(Format.TORCHTITAN, flat, {*_SAME, *_WHOLE, *_ELSE})
     for path in _WHOLE:
         if flat.get(path, -1) != -1:
             whole(Format.TORCHTITAN, path, flat[path])
     keys: Keys = {key: flat[path] for path, key in _SAME.items() if path in flat}
     notes = ["loss: divided by the trained tokens of the global batch there too"]
     _read_model(flat, keys, notes)
-    _read_mesh(flat, keys)
+    _read_mesh(flat, keys, ranks)
     if keys.get("batch.global", -1) < 0:
         if keys["mesh.dp"] == "fill":
-            raise refuse(Format.TORCHTITAN, "global_batch_size", "derives it from the ranks; give it", ("256",))
+            works = ("--ranks N", "[training] global_batch_size = 256")
+            raise refuse(Format.TORCHTITAN, "global_batch_size", "derives it from the ranks; give one of them", works)
         keys["batch.global"] = flat.get("training.local_batch_size", 1) * keys["mesh.dp"] * keys["mesh.ep"]
     _read_pipeline(flat, keys)
     if name := flat.get("optimizer.name"):
@@ -84,7 +106,9 @@ def _read(text: str) -> Reading:
     if flat.get("training.enable_cpu_offload"):
         keys["parallel.offload"] = "params"
         notes.append("enable_cpu_offload moves parameters, gradients and optimizer state; ours moves parameters")
-    return Reading(keys, tuple(notes))
+    if not (flat.get("checkpoint.enable", False) or flat.get("checkpoint.enable_checkpoint", False)):
+        keys.pop("checkpoint.every", None)
+    return Reading(keys, (*notes, *unread(set(flat) - set(_SAME) - set(_DEGREES) - set(_WHOLE) - _ELSE)))
 
 
 def _read_model(flat: dict[str, Any], keys: Keys, notes: list[str]) -> None:
@@ -97,7 +121,7 @@ def _read_model(flat: dict[str, Any], keys: Keys, notes: list[str]) -> None:
         notes.append(f"model {name[0]} {name[1]} is no known flavor: give model.preset or model.hf")
 
 
-def _read_mesh(flat: dict[str, Any], keys: Keys) -> None:
+def _read_mesh(flat: dict[str, Any], keys: Keys, ranks: int | None) -> None:
     tp, cp, ep = (keys.setdefault(f"mesh.{name}", 1) for name in ("tp", "cp", "ep"))
     keys.setdefault("mesh.pp", 1)
     replicate = flat.get("parallelism.data_parallel_replicate_degree", 1)
@@ -107,11 +131,19 @@ def _read_mesh(flat: dict[str, Any], keys: Keys) -> None:
     ):
         rule = f"cuts experts otherwise than the {tp} tensor ranks, which ours cannot"
         raise refuse(Format.TORCHTITAN, f"expert_parallel_degree = {ep} with tensor_parallel_degree = {tp}", rule)
+    if shard == -1 and ranks is not None:
+        fixed = replicate * tp * keys["mesh.pp"] * cp
+        if ranks % fixed:
+            raise refuse(Format.TORCHTITAN, f"{ranks} ranks", f"wants a multiple of the other degrees, {fixed}")
+        shard = ranks // fixed
     if shard == -1:
         if ep > 1 or replicate > 1:
             rule = "leaves the degree to the launcher; beside replicas or experts it must be a number"
             raise refuse(
-                Format.TORCHTITAN, "data_parallel_shard_degree = -1", rule, ("data_parallel_shard_degree = 8",)
+                Format.TORCHTITAN,
+                "data_parallel_shard_degree = -1",
+                rule,
+                ("--ranks N", "data_parallel_shard_degree = 8"),
             )
         keys |= {"mesh.dp": "fill", "parallel.zero": 3}
         return
@@ -173,6 +205,8 @@ def _write(source: Source) -> str:
         if run.parallel.chunks > 1:
             per = -(-(source.arch.layers + _OUTER) // (at["pp"] * run.parallel.chunks))
             put("parallelism.pipeline_parallel_layers_per_stage", per)
+    if run.checkpoint.every:
+        put("checkpoint.enable", True)
     local = run.batch.micro * (source.accumulation if at["pp"] > 1 else 1)
     put("training.local_batch_size", local)
     put("training.mixed_precision_param", run.precision.compute.value)
