@@ -139,8 +139,8 @@ class _Judge:
             case Kind.GRADIENT:
                 return [partial(self._number, "norm", 0)]
             case Kind.FIRST:
-                numbers = [partial(self._number, name) for name in ("loss", "norm")]
-                return [partial(check, step) for step in later for check in (*numbers, self._terms)]
+                loss, norm = (partial(self._number, name) for name in ("loss", "norm"))
+                return [partial(check, step) for step in later for check in (loss, norm, self._terms)]
             case _:
                 return []
 

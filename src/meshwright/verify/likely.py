@@ -143,6 +143,8 @@ def _rows(kind: Kind, one: Traits) -> Likely | None:
         what = "sequence" if kind is Kind.ACTIVATION and dim == 0 else ("row", "column")[dim]
         return Likely(Cause.ROWS, f"{what} {at} holds what belongs at {source}")
     first, number, total = one.rows
+    if one.runs > 1 and kind is not Kind.ACTIVATION:
+        return None  # padding and cuts come in one run; rows here and there are the tokens that were read
     if one.zero_rows:
         what = "unchanged" if kind in _UPDATED else "zero"
         return Likely(Cause.PADDING, f"{one.zero_rows} of {total} rows are {what}, the first differing is {first}")

@@ -50,7 +50,7 @@ def test_steps_that_overflow_are_taken_again(monkeypatch: pytest.MonkeyPatch, re
 def test_an_update_that_does_not_reach_what_computes(
     decaying: bool, monkeypatch: pytest.MonkeyPatch, references: References
 ) -> None:
-    """Gains move by little more than bfloat16 rounds, so no band would tell; those of layer 0 round to where they were."""
+    """Gains move by little more than bfloat16 rounds, so no band would tell; those of layer 0 stay where they were."""
 
     def publish(store: Store, runs: object = None) -> None:
         for low, high, decays in store._spans():
