@@ -154,7 +154,10 @@ class _Judge:
         size = self.figure_of(quantity)
         stale = next((report.rank for report in self.reports if quantity in report.stale), None)
         if stale is not None:
-            likely = Likely(Cause.STALE, "what computes is not the master, rounded: an update did not reach it")
+            text = "what computes is not the master, rounded: an update did not reach it"
+            if quantity.kind is Kind.START:
+                text = "the master is not the start value, or what computes is not the master, rounded"
+            likely = Likely(Cause.STALE, text)
             return Verdict(quantity.name, _WHAT[quantity.kind], size, stale, likely)
         if size <= self.band.of(quantity.kind):
             return self._unequal_copies(quantity, found)

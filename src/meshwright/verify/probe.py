@@ -84,7 +84,9 @@ class Probe:
         if self.engine.plan.precision.has_master:
             computes = published(self.engine)
             for piece, master in masters(self.engine).items():
-                if not torch.equal(master.to(computes[piece].dtype), computes[piece]):
+                expected = self.reference.read(kind, piece) if kind is Kind.START else master
+                begun = torch.equal(master, expected.to(master.dtype))
+                if not begun or not torch.equal(master.to(computes[piece].dtype), computes[piece]):
                     self.stale.append(Quantity(kind, piece.tensor))
 
     def _before(self, action: Action) -> None:

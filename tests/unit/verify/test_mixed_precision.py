@@ -62,3 +62,17 @@ def test_an_update_that_does_not_reach_what_computes(
     assert first is not None
     assert first.likely.cause is Cause.STALE
     assert first.name == ("embedding.weight" if decaying else "layers.1.attention_norm.weight")
+
+
+def test_a_master_that_begins_rounded(monkeypatch: pytest.MonkeyPatch, references: References) -> None:
+    """What computes is right then, and no band is as narrow as the rounding of a start value."""
+    initialise = Store.initialise
+
+    def from_what_computes(store: Store) -> None:
+        initialise(store)
+        store.master.copy_(store.own_parameters())
+
+    monkeypatch.setattr(Store, "initialise", from_what_computes)
+    first = outcome(Dtype.BFLOAT16, references).first
+    assert first is not None
+    assert (first.name, first.what, first.likely.cause) == ("embedding.weight", "start value", Cause.STALE)
