@@ -74,9 +74,12 @@ class Degrees:
         return self.over(*inner)
 
     def coordinates(self, rank: int) -> Coordinates:
-        if not 0 <= rank < self.ranks:
+        digits, left = {}, rank
+        for axis in reversed(self.order):
+            left, digits[axis.value] = divmod(left, self.on(axis))
+        if left:
             raise ValueError(f"rank must lie in 0 .. {self.ranks - 1}, got {rank}")
-        return Coordinates(**{axis.value: rank // self.stride(axis) % self.on(axis) for axis in Axis})
+        return Coordinates(**digits)
 
     def rank(self, at: Coordinates) -> int:
         return sum(at.on(axis) * self.stride(axis) for axis in Axis)

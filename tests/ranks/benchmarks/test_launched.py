@@ -32,10 +32,3 @@ def test_slurms_ranks_meet_again_for_every_script() -> None:
     lines = [line.split()[0] for line in first.out.splitlines()]
     assert lines[:3] == ["pair", "zero.stage0", "offload.optimizer-disk"]
     assert second.out == ""
-
-
-def test_what_runs_on_other_ranks_is_refused_once() -> None:
-    first, second = srun(2, "bench", "tensor.dp2tp2")
-    assert (first.code, second.code) == (2, 2)
-    assert first.err.startswith("error: --ranks 2: tensor.dp2tp2 runs on 4")
-    assert second.err == ""

@@ -25,7 +25,7 @@ def _losses(printed: str) -> list[float]:
 @pytest.mark.parametrize(
     ("example", "arguments"),
     [
-        ("parallelize.py", ("mesh.tp=2", "parallel.sequence=true")),
+        ("parallelize.py", ("mesh.tp=2", "parallel.sequence=true", "batch.micro=16")),
         pytest.param("data_parallel.py", ("3",), marks=pytest.mark.prove),
     ],
 )

@@ -69,17 +69,3 @@ def test_every_rank_leaves_with_the_code_of_the_verdict() -> None:
     told = json.loads(first.out)
     assert told["ok"] is False
     assert second.out == ""
-
-
-def test_axes_that_need_more_ranks_are_refused_once() -> None:
-    first, second = srun(2, *_run(mesh={"dp": 2, "tp": 2}))
-    assert (first.code, second.code) == (2, 2)
-    assert first.err.startswith("error: verify on 2 ranks of a launcher: with dp and tp the smallest twin of this run")
-    assert second.err == ""
-
-
-def test_what_needs_no_ranks_is_refused() -> None:
-    first, second = srun(2, *_run(), "--dry-run")
-    assert (first.code, second.code) == (2, 2)
-    assert first.err.startswith("error: --dry-run: is no work for a launcher's ranks")
-    assert second.err == ""

@@ -18,7 +18,7 @@ from tests.unit.checkpoint.gguf_folder import write_hf_folder
 pytest.importorskip("gguf")
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
-pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
