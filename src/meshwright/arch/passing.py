@@ -97,8 +97,14 @@ def split_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> in
         return 2 * setting.tokens * arch.vocab * Role.PRECISE.num_bytes(compute)
     if arch.unit_kind(unit) is UnitKind.EMBEDDING:
         return 0
-    again = (2 if arch.gated else 1) if setting.selective else 0
-    return ((3 if arch.gated else 2) + again) * setting.tokens * arch.ffn * compute.num_bytes
+    factors = 3 if arch.gated else 2
+    wide = setting.tokens * arch.ffn * compute.num_bytes
+    at_once = (factors + ((2 if arch.gated else 1) if setting.selective else 0)) * wide
+    if arch.is_routed(unit - 1):
+        return at_once
+    hidden = setting.tokens * arch.hidden * compute.num_bytes
+    stashed = factors * wide + hidden * (2 if arch.dropout else 1)
+    return max(at_once, stashed + _at_scores(arch, unit, setting, compute))
 
 
 def weight_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> int:
@@ -207,12 +213,14 @@ def _at_dropout(arch: Arch, setting: Setting, compute: Dtype) -> int:
 
 
 def _at_rotation(arch: Arch, setting: Setting, compute: Dtype) -> int:
-    """Bytes beside queries' and keys' gradients while these are turned back in float32, queries first, and rounded."""
+    """Bytes beside queries' and keys' gradients while these are turned back in float32, queries first, and rounded; or
+    pass the norms of heads, which have three such tensors at a time."""
     width, precise = compute.num_bytes, Role.PRECISE.num_bytes(compute)
     if arch.rope is None or width == precise:
         return 0
     of_keys = (arch.heads + arch.kv_heads) * width + 2 * precise * arch.kv_heads
-    return setting.tokens * arch.head_dim * max(2 * precise * arch.heads, of_keys)
+    of_queries = (3 if arch.qk_norm else 2) * precise * arch.heads
+    return setting.tokens * arch.head_dim * max(of_queries, of_keys)
 
 
 def _tiles(setting: Setting, compute: Dtype) -> int:
