@@ -102,7 +102,7 @@ def check_normalisation(plan: Plan, labels: Integers, *, device: str = "cpu") ->
 
 def _check_labels(labels: Integers) -> None:
     """Raises RequestError where no batch has such labels, or none of them trains."""
-    works = (f"labels (sequences, tokens), {IGNORED} where a token is not trained",)
+    works = (f"labels (sequences, tokens) with at least one trained token, {IGNORED} where one is not",)
     if labels.ndim != 2 or not labels.size:
         raise RequestError(f"labels of shape {labels.shape}", "must be those of the sequences of a batch", works)
     if not (labels != IGNORED).any():
