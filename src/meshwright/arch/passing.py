@@ -1,7 +1,7 @@
 """What a unit holds only while it runs, beside what its forward keeps for its backward: moments, in bytes.
 
     forward     the last branch and its sum with the stream (block); logits beside log-probabilities (head)
-    backward    a graph gives back what it kept while gradients of it come to be: three moments may be the fullest
+    backward    a graph gives back what it kept while gradients of it come to be: one of these moments is the fullest
 
                 early     the gradients of a feed-forward's two factors exist, and nothing of attention is given back;
                           of a head, the gradients of log-probabilities and of logits, where these are two
