@@ -21,6 +21,7 @@ FORMS = "parallel/recompute_forms.py"
 RECIPES, OFFLOAD, NORMS = "parallel/recompute.py", "parallel/offload.py", "parallel/norms.py"
 CONJUGATE, RING, ROWS = "comm/conjugate.py", "comm/ring.py", "layout/rows.py"
 NORMS, ROTATION = "parallel/norms.py", "parallel/rotation.py"
+OWNERSHIP = "layout/ownership.py"
 EXPERTS, BALANCING = "parallel/experts.py", "parallel/balancing.py"
 
 
@@ -46,6 +47,9 @@ ROUTED_TP = runs(
     precision=EXACT,
 )  # fmt: skip
 BIASED = runs({"dp": 2}, micro=2, model=MIXTRAL, moe={"balance": "bias"}, precision=EXACT)
+MASKED = runs({"dp": 2}, micro=2, data={"documents": "masked"})
+HALF = runs({"dp": 2}, micro=2, precision={"compute": "bfloat16"})
+SCALED = runs({"dp": 2}, micro=2, precision={"compute": "float16"})
 AWAY = runs({"dp": 2}, micro=2, parallel={"zero": 3, "offload": "params"})
 
 FAULTS = [
@@ -434,6 +438,93 @@ FAULTS = [
         "biases are moved by the last micro-batch", BALANCING,
         "router.counts if counted is None else counted + router.counts", "router.counts",
         BIASED, "layers.1.mlp.router.bias", "missing sum",
+    ),
+    # ------------------------------------------------------------------ groups, owners, batches
+    Fault(
+        "all ranks read the first rank's samples", "data/batch.py",
+        "return group.place(plan.degrees, plan.degrees.coordinates(rank)), group.size", "return 0, group.size",
+        DP, "samples", "wrong rows",
+    ),
+    Fault(
+        "documents of a micro-batch see one another", ROWS,
+        "document_ids=None if self.document_ids is None else self.document_ids[span],", "document_ids=None,",
+        MASKED, "layers.0", "mask",
+    ),
+    Fault(
+        "learned positions run on across documents", ROWS,
+        "            positions=self.positions[span],", "            positions=self.offsets[span],",
+        runs({"dp": 2}, micro=2, model=GPT2, data={"documents": "masked"}), "embedding", "mask",
+    ),
+    Fault(
+        "random numbers by rank", EXECUTOR,
+        "seed=self.plan.seed, dtype", "seed=self.plan.seed + self.mesh.rank, dtype",
+        runs({"dp": 2}, micro=2, model={"dropout": 0.25}), "embedding", "randomness",
+    ),
+    Fault(
+        "the norm of one tensor rank", TAIL,
+        "group=_shared(plan, GroupName.WORLD)))", "group=_shared(plan, GroupName.DENSE)))",
+        runs({"dp": 2, "tp": 2}, micro=2), "norm",
+    ),
+    Fault(
+        "the norm is judged before it is summed", EXECUTOR,
+        "return all_reduce(self.mesh.communicator(action.group), self.packed, action.phase).then(self._judge)",
+        "self._judge()\n        return all_reduce(self.mesh.communicator(action.group), self.packed, action.phase)",
+        ZERO[1], "norm",
+    ),
+    Fault(
+        "a tied tensor counts on both stages", OWNERSHIP,
+        "return at.pp == self.stages[0] and all(", "return all(",
+        runs({"dp": 1, "pp": 2}, micro=2, model=TIED), "norm",
+    ),
+    Fault(
+        "what tensor ranks hold alike counts on each", OWNERSHIP,
+        "all(copy == 0 for copy in self._copies(degrees, at, axes))", "True",
+        TP, "norm",
+    ),
+    Fault(
+        "copies of key heads are sought at other ranks", "layout/groups.py",
+        "GroupName.KV_COPY: Factor((Axis.TP,), kv_copies)",
+        "GroupName.KV_COPY: Factor((Axis.TP,), kv_copies, stride=degrees.tp // kv_copies)",
+        runs({"dp": 1, "tp": 4}, micro=4), "layers.1.attention.value.weight", "missing sum",
+    ),
+    Fault(
+        "labels of the first micro-batch", EXECUTOR,
+        "return head.loss(x, inputs.rows, inputs.labels, count)",
+        "return head.loss(x, inputs.rows, self._micro(0).labels, count)",
+        PIPE, "loss",
+    ),
+    Fault(
+        "a tied table adds what was looked up twice", STORE,
+        "flat.index_add_(0, rows_N, g_ND.to(flat.dtype))", "flat.index_add_(0, rows_N, g_ND.to(flat.dtype), alpha=2)",
+        runs({"dp": 2}, micro=2, model=TIED), "embedding.weight", "counted twice",
+    ),
+    # ------------------------------------------------------------------ lower precisions
+    Fault(
+        "masters do not reach what computes", STORE,
+        "            own[low:high].copy_(run.values, non_blocking=True)\n", "            pass\n",
+        HALF, "embedding.weight", "stale",
+    ),
+    Fault(
+        "the loss scale stays in the gradient", EXECUTOR,
+        "self.plan.optimizer.clip_norm) / scale", "self.plan.optimizer.clip_norm)",
+        SCALED, "embedding.weight", "factor",
+    ),
+    Fault(
+        "what routers add is not scaled", BALANCING,
+        "router.balance.scale = scale", "router.balance.scale = 1.0",
+        runs({"dp": 2}, micro=2, model=MIXTRAL, moe={"auxiliary_loss": 0.5}, precision={"compute": "float16"}),
+        "layers.1.mlp.router.weight",
+    ),
+    # ------------------------------------------------------------------ what a step tells
+    Fault(
+        "every tensor rank tells the loss terms", BALANCING,
+        "        if not self._counts_here:\n            return\n", "",
+        ROUTED_TP, "auxiliary loss", "factor",
+    ),
+    Fault(
+        "the last micro-batch's loss terms are told", BALANCING,
+        "terms if self._terms is None else self._terms + terms", "terms",
+        ROUTED, "auxiliary loss", "factor",
     ),
     # ------------------------------------------------------------------ what the ledger knows of
     Fault(

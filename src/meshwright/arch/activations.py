@@ -67,6 +67,7 @@ class Setting:
                    keeps all; the look-up keeps which tokens are its own, the loss exponentials of the compute dtype
     `rings`        what is scattered after a product goes round in chunks: three of them exist at a time
     `direct`       a scatter is messages, as on gloo: a chunk arrives from every other rank before they are added up
+    `threads`      of a CPU's kernels, where working memory counts
     `gathers`      the outputs of norms are gathered along the tokens for their products, which keep them (sequence
                    parallel): no recipe sends them again
     """
@@ -80,6 +81,7 @@ class Setting:
     ways: int = 1
     rings: bool = False
     direct: bool = True
+    threads: int = 0
 
     @property
     def tokens(self) -> int:

@@ -17,7 +17,7 @@ from meshwright.parallel.engine import Engine
 from meshwright.parallel.store import Store
 from meshwright.plan.pieces import Placed, parameter_pieces, state_pieces
 
-__all__ = ["gradients", "masters", "optimizer_states", "parameters"]
+__all__ = ["gradients", "masters", "optimizer_states", "parameters", "published"]
 
 
 def parameters(engine: Engine) -> Held:
@@ -31,11 +31,14 @@ def masters(engine: Engine) -> Held:
     return _views(engine, state_pieces(engine.plan, engine.mesh.rank), lambda store: store.master)
 
 
+def published(engine: Engine) -> Held:
+    """The same elements as `masters`, of trained tensors, in the compute dtype: what forwards read."""
+    return _views(engine, _trained(engine), Store.own_parameters)
+
+
 def gradients(engine: Engine) -> Held:
     """The summed gradients, in the reduction dtype; only between the last sum of a step and its first update."""
-    held = state_pieces(engine.plan, engine.mesh.rank)
-    trained = tuple(placed for placed in held if engine.stores[placed.bucket].bucket.trainable)
-    return _views(engine, trained, lambda store: store.reduced)
+    return _views(engine, _trained(engine), lambda store: store.reduced)
 
 
 def optimizer_states(engine: Engine) -> dict[str, Held]:
@@ -52,6 +55,11 @@ def optimizer_states(engine: Engine) -> dict[str, Held]:
                 offset += run.values.numel()
         out[name] = states
     return out
+
+
+def _trained(engine: Engine) -> tuple[Placed, ...]:
+    held = state_pieces(engine.plan, engine.mesh.rank)
+    return tuple(placed for placed in held if engine.stores[placed.bucket].bucket.trainable)
 
 
 def _views(engine: Engine, held: tuple[Placed, ...], flat: Callable[[Store], Tensor]) -> Held:

@@ -22,12 +22,13 @@ def attention_mask(
     A token always sees itself, so that no row is empty and padding stays finite. `window` counts tokens, the query
     included; 0 is none. Offsets are those inside the sample, so queries and keys may be any columns of it.
     """
-    distance = query_offsets_BS[:, :, None] - key_offsets_BZ[:, None, :]
-    seen = distance >= 0
+    queries_BS1, keys_B1Z = query_offsets_BS[:, :, None], key_offsets_BZ[:, None, :]
+    seen = queries_BS1 >= keys_B1Z  # comparisons alone: a difference would be eight times as large as the mask
     if window:
-        seen = seen & (distance < window)
+        seen &= queries_BS1 - window < keys_B1Z
     if query_documents_BS is not None and key_documents_BZ is not None:
-        seen = seen & (query_documents_BS[:, :, None] == key_documents_BZ[:, None, :])
+        seen &= query_documents_BS[:, :, None] == key_documents_BZ[:, None, :]
     if key_valid_BZ is not None:
-        seen = (seen & key_valid_BZ[:, None, :]) | (distance == 0)
+        seen &= key_valid_BZ[:, None, :]
+        seen |= queries_BS1 == keys_B1Z
     return seen[:, None]

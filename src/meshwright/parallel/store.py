@@ -98,9 +98,13 @@ class Store:
         """Own elements: master -> compute dtype, from updated `runs`. Nothing to do where masters are views of them."""
         if not self._has_copy:
             return
-        own = self._own(self.whole) if self.shard is None else self.shard
+        own = self.own_parameters()
         for (low, high, _), run in zip(self._spans(), self.runs if runs is None else runs, strict=True):
             own[low:high].copy_(run.values, non_blocking=True)
+
+    def own_parameters(self) -> Tensor:
+        """(last - first,) own elements in the compute dtype."""
+        return self._own(self.whole) if self.shard is None else self.shard
 
     def regrow(self) -> Tensor:
         """Make room for the whole parameters, own elements in place unless a gather reads them: what it fills."""

@@ -142,7 +142,9 @@ def peak_bytes(engine: Engine, account: Account) -> int:
 
 def _expected(engine: Engine, rank: int) -> Timeline:
     """What a rank should hold, on devices and a backend like those of this one."""
-    return memory(engine.plan, rank, transport=engine.mesh.ledger.transport, fused_norms=_on_cuda(engine))
+    cuda, transport = _on_cuda(engine), engine.mesh.ledger.transport
+    threads = 0 if cuda else torch.get_num_threads()
+    return memory(engine.plan, rank, transport=transport, fused_norms=cuda, kernel_threads=threads)
 
 
 def _held_peak(timeline: Timeline) -> int:

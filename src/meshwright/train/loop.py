@@ -118,6 +118,7 @@ class _Loop:
         self._evaluation_seconds = 0.0
         self._warned = False
         self._account: Account | None = None
+        self._measured = False  # whether the account is of a step that was taken: a skipped one has no update
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -146,13 +147,13 @@ class _Loop:
         self._engine.mesh.ledger.clear()
         rate = learning_rate(self._job.plan.optimizer, step)
         observer = self._watch.over(Phases(self._status, step))
-        with PeakWatch(self._engine.allocator) if step == self._first else nullcontext() as peak:
+        with nullcontext() if self._measured else PeakWatch(self._engine.allocator) as peak:
             self._engine.observe(observer if peak is None else peak.over(observer))
             result = self._engine.step(batch, rate, self._stop.asked)
         seconds = time.perf_counter() - begin
-        self._watch.end(step > self._first, seconds)
+        self._watch.end(peak is None, seconds)
         if peak is not None:
-            self._take_account(peak.num_bytes)
+            self._take_account(peak.num_bytes, result)
         self._status.at(step, "writing figures")
         self._record(step, result, rate, seconds)
         if step - self._first == REGRET_AFTER and self._journal is not None and self._job.plan.degrees.ranks > 1:
@@ -167,8 +168,11 @@ class _Loop:
         spent, where_priced = story.spent(self._engine, self._watch), story.priced_on(self._engine)
         return regret_line(self._job.run_file, self._job.plan, where_priced, spent, self._meter.step_seconds)
 
-    def _take_account(self, peak: int) -> None:
+    def _take_account(self, peak: int, result: StepResult) -> None:
         self._account = take_account(self._engine, peak)
+        self._measured = result.finite and not result.overflowed
+        if not self._measured:
+            return
         self._progress.say(*story.first_step(self._account))
         if self._job.strict and not self._account.ok:
             raise LedgerError("what the plan predicts of a step differs from what was measured; track.strict is on")

@@ -14,7 +14,7 @@ row are independent as well, so they add as sqrt(K) (the same paper, section 4, 
 
 Weights: their own rounding, and what a gradient's error moves them: at most rate · band · M_gradient a step for SGD
 (clipped as the gradient is), divided by epsilon for AdamW (its step has a slope of at most 1/epsilon), relative to the
-smallest scale of a weight.
+smallest scale of a weight. A start value is rounded once.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Band:
     gradient: float
     norm: float
     update: float
+    start: float = 1e-12
 
     def of(self, kind: Kind) -> float:
         match kind:
@@ -51,6 +52,8 @@ class Band:
                 return self.activation
             case Kind.GRADIENT:
                 return self.gradient
+            case Kind.START:
+                return self.start
             case _:
                 return self.update
 
@@ -78,7 +81,7 @@ def rounding_band(plan: Plan, figures: Figures, rate: float, steps: int) -> Band
     parts = plan.accumulation * plan.degrees.ranks
     gradient = _LAMBDA * math.sqrt(2 * depth) * (store + math.sqrt(max(widest, tokens)) * sums)
     gradient += _LAMBDA * math.sqrt(parts) * reduce
-    return Band(forward, forward, gradient, gradient, _update(plan, figures, rate, steps, gradient))
+    return Band(forward, forward, gradient, gradient, _update(plan, figures, rate, steps, gradient), store)
 
 
 def _update(plan: Plan, figures: Figures, rate: float, steps: int, gradient: float) -> float:

@@ -30,6 +30,7 @@ from meshwright.verify.trace import Figures, Kind, Quantity
 __all__ = ["Comparison", "Verdict", "compare"]
 
 _WEIGHTS = (Kind.START, Kind.FIRST, Kind.LAST)
+_TERMS = ("auxiliary loss", "z loss")
 _WHAT = {
     Kind.ACTIVATION: "what leaves it",
     Kind.GRADIENT: "gradient",
@@ -134,11 +135,12 @@ class _Judge:
             case Kind.START:
                 return [self._counts]
             case Kind.ACTIVATION:
-                return [partial(self._number, "loss", 0), self._evaluation]
+                return [partial(self._number, "loss", 0), partial(self._terms, 0), self._evaluation]
             case Kind.GRADIENT:
                 return [partial(self._number, "norm", 0)]
             case Kind.FIRST:
-                return [partial(self._number, name, step) for step in later for name in ("loss", "norm")]
+                loss, norm = (partial(self._number, name) for name in ("loss", "norm"))
+                return [partial(check, step) for step in later for check in (loss, norm, self._terms)]
             case _:
                 return []
 
@@ -150,6 +152,13 @@ class _Judge:
         if missing is not None:
             return missing
         size = self.figure_of(quantity)
+        stale = next((report.rank for report in self.reports if quantity in report.stale), None)
+        if stale is not None:
+            text = "what computes is not the master, rounded: an update did not reach it"
+            if quantity.kind is Kind.START:
+                text = "the master is not the start value, or what computes is not the master, rounded"
+            likely = Likely(Cause.STALE, text)
+            return Verdict(quantity.name, _WHAT[quantity.kind], size, stale, likely)
         if size <= self.band.of(quantity.kind):
             return self._unequal_copies(quantity, found)
         differing = [(rank, finding) for rank, finding in found if finding.traits is not None]
@@ -231,6 +240,17 @@ class _Judge:
             if size > allowed:
                 likely = self._likely_number(actual, expected, allowed)
                 return Verdict(name, f"of step {step}", size, report.rank, likely)
+        return None
+
+    def _terms(self, step: int) -> Verdict | None:
+        """What routers add to the loss; a square among them doubles what rounding does."""
+        for place, expected in enumerate(self.reference.terms[step]):
+            for report in self.reports:
+                actual = report.terms[step][place] if place < len(report.terms[step]) else math.nan
+                size = relative(actual, expected)
+                if size > 2 * self.band.loss:
+                    likely = self._likely_number(actual, expected, 2 * self.band.loss)
+                    return Verdict(_TERMS[place], f"of step {step}", size, report.rank, likely)
         return None
 
     def _likely_number(self, actual: float, expected: float, allowed: float) -> Likely:

@@ -136,11 +136,12 @@ def _with_only(plan: Plan, chosen: set[str]) -> Plan:
 
 def _without_choice(plan: Plan) -> Plan:
     """In a lower precision every token goes to every expert: a near tie that rounding decides otherwise is no fault,
-    and moves gradients by far more than rounding does."""
+    and moves gradients by far more than rounding does. The auxiliary term has no gradient then, so the z term has."""
     experts = plan.arch.experts
     if experts is None or plan.precision.compute is Dtype.FLOAT64:
         return plan
-    return replace(plan, arch=replace(plan.arch, experts=replace(experts, active=experts.count)))
+    moe = replace(plan.moe, z_loss=plan.moe.z_loss or plan.moe.auxiliary_loss)
+    return replace(plan, arch=replace(plan.arch, experts=replace(experts, active=experts.count)), moe=moe)
 
 
 def _legal(plan: Plan) -> bool:

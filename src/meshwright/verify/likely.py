@@ -19,6 +19,9 @@ __all__ = ["Cause", "Differing", "Likely", "likely_cause", "likely_factor"]
 
 _EXACT = 1e-7  # in float64 a factor or a sum that is really one is met far better than this
 
+_UPDATED = (Kind.FIRST, Kind.LAST)
+"""Kinds whose traits are those of the updates since the start."""
+
 
 class Cause(StrEnum):
     FACTOR = "factor"
@@ -28,6 +31,7 @@ class Cause(StrEnum):
     PADDING = "padding"
     MASK = "mask"
     ORDER = "order"
+    STALE = "stale"
     PRECISION = "precision"
     RANDOMNESS = "randomness"
     UNWRITTEN = "not written"
@@ -63,7 +67,8 @@ def likely_cause(plan: Plan, kind: Kind, figure: float, pieces: Sequence[Differi
     if one.nonfinite:
         return Likely(Cause.NONFINITE, f"{one.nonfinite} elements are not finite")
     if all(piece.traits.all_zero for piece in pieces):
-        return Likely(Cause.UNWRITTEN, "all zeros: never written, or never summed")
+        never = "unchanged: never updated" if kind in _UPDATED else "all zeros: never written, or never summed"
+        return Likely(Cause.UNWRITTEN, never)
     for found in (_factor(plan, pieces, exact), _missing_sum(plan, pieces, exact), _rows(kind, one)):
         if found is not None:
             return found
@@ -138,8 +143,11 @@ def _rows(kind: Kind, one: Traits) -> Likely | None:
         what = "sequence" if kind is Kind.ACTIVATION and dim == 0 else ("row", "column")[dim]
         return Likely(Cause.ROWS, f"{what} {at} holds what belongs at {source}")
     first, number, total = one.rows
+    if one.runs > 1 and kind is not Kind.ACTIVATION:
+        return None  # padding and cuts come in one run; rows here and there are the tokens that were read
     if one.zero_rows:
-        return Likely(Cause.PADDING, f"{one.zero_rows} of {total} rows are zero, the first differing is {first}")
+        what = "unchanged" if kind in _UPDATED else "zero"
+        return Likely(Cause.PADDING, f"{one.zero_rows} of {total} rows are {what}, the first differing is {first}")
     if kind is Kind.ACTIVATION:
         position, positions, length = one.columns
         if 0 < positions < length:

@@ -74,8 +74,7 @@ def check_normalisation(plan: Plan, labels: Integers, *, device: str = "cpu") ->
 
     Raises RequestError where the layout cannot cut G sequences, or nothing trains.
     """
-    if labels.ndim != 2 or not (labels != IGNORED).any():
-        raise RequestError(f"labels of shape {labels.shape}", "(sequences, tokens) with at least one trained token")
+    _check_labels(labels)
     small, _ = twin(plan)
     sequences, length = labels.shape
     data, batch = replace(small.data, sequence_length=length), BatchSize(sequences, small.batch.micro)
@@ -99,6 +98,18 @@ def check_normalisation(plan: Plan, labels: Integers, *, device: str = "cpu") ->
         _mean_of_means(losses, counted, [np.concatenate(of_rank) for of_rank in parts]),
         _mean_of_means(losses, counted, [micro for of_rank in parts for micro in of_rank]),
     )
+
+
+def _check_labels(labels: Integers) -> None:
+    """Raises RequestError where no batch has such labels, or none of them trains."""
+    works = (f"labels (sequences, tokens) with at least one trained token, {IGNORED} where one is not",)
+    if labels.ndim != 2 or not labels.size:
+        raise RequestError(f"labels of shape {labels.shape}", "must be those of the sequences of a batch", works)
+    if not (labels != IGNORED).any():
+        raise RequestError(f"labels of shape {labels.shape}", f"are all {IGNORED}: nothing trains", works)
+    strange = labels[(labels < 0) & (labels != IGNORED)]
+    if strange.size:
+        raise RequestError(f"a label of {strange[0]}", "is no token, and would count as trained", works)
 
 
 def _mean_of_means(losses: Any, counted: Any, parts: list[Any]) -> float:

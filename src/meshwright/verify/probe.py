@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.checkpoint.fingerprint import fingerprint
-from meshwright.checkpoint.held import gradients, parameters
+from meshwright.checkpoint.held import gradients, masters, parameters, published
 from meshwright.comm.views import Held
 from meshwright.layout.moves import Piece
 from meshwright.layout.rectangles import Rectangle, full
 from meshwright.model.rows import Rows
-from meshwright.parallel.engine import Engine
+from meshwright.parallel.engine import Engine, StepResult
 from meshwright.plan.action import Action, Op
 from meshwright.plan.stages import stage_units
 from meshwright.verify.bands import Band
@@ -51,15 +51,25 @@ class Probe:
     findings: list[Finding] = field(default_factory=list)
     strays: list[int] = field(default_factory=list)
     """Sample ids that do not belong to the step."""
+    stale: list[Quantity] = field(default_factory=list)
+    """Weights of which what computes is not the master, rounded."""
     _looked: bool = False
 
-    def watch(self, step: Callable[[], None]) -> None:
-        """Run `step`, looking at what leaves each unit and at the summed gradients before the first update."""
+    def watch(self, step: Callable[[], StepResult]) -> StepResult:
+        """Run `step`, looking at what leaves each unit and at the summed gradients before the first update.
+
+        One that overflows is none: it is forgotten and run again, under the loss scale that fell.
+        """
         hooks = [unit.register_forward_hook(self._border(name)) for name, unit in self._units()]
         self.engine.observe(self._before)
-        self._looked = False
+        seen, strayed = len(self.findings), len(self.strays)
         try:
-            step()
+            while True:
+                self._looked = False
+                result = step()
+                if not result.overflowed:
+                    return result
+                del self.findings[seen:], self.strays[strayed:]
         finally:
             self.engine.observe(None)
             for hook in hooks:
@@ -71,11 +81,19 @@ class Probe:
         if balancer is not None and kind is not Kind.START:
             held = {**held} | {Piece(name, full(tuple(bias.shape))): bias for name, bias in balancer.biases.items()}
         self._compare(kind, held)
+        if self.engine.plan.precision.has_master:
+            computes = published(self.engine)
+            for piece, master in masters(self.engine).items():
+                expected = self.reference.read(kind, piece) if kind is Kind.START else master
+                begun = torch.equal(master, expected.to(master.dtype))
+                if not begun or not torch.equal(master.to(computes[piece].dtype), computes[piece]):
+                    self.stale.append(Quantity(kind, piece.tensor))
 
     def _before(self, action: Action) -> None:
         if action.op is Op.UPDATE and not self._looked:
             self._looked = True
-            self._compare(Kind.GRADIENT, gradients(self.engine))
+            scale, summed = self.engine.loss_scale.value, gradients(self.engine)
+            self._compare(Kind.GRADIENT, summed if scale == 1.0 else {p: g.double() / scale for p, g in summed.items()})
 
     def _units(self) -> Iterator[tuple[str, nn.Module]]:
         """Units of this stage whose output leaves them as an activation: all but the head."""
@@ -115,10 +133,18 @@ class Probe:
             divisor, allowed = scale(self.reference.figures, quantity), self.band.of(kind)
             traits = None
             if figure(difference, divisor) > allowed:
-                along = self._extended(quantity, piece.rectangle)
-                traits = traits_of(view, expected, piece.rectangle.start, allowed * divisor, along)
+                traits = self._traits(quantity, piece, view, expected, allowed * divisor)
             digest = fingerprint(view, piece.rectangle)
             self.findings.append(Finding(quantity, piece.rectangle, difference, digest, traits))
+
+    def _traits(self, quantity: Quantity, piece: Piece, view: Tensor, expected: Tensor, allowed: float) -> Traits:
+        """Of weights that were updated, traits of what the updates did: a factor of those is none of the weights."""
+        along, start = self._extended(quantity, piece.rectangle), Quantity(Kind.START, quantity.name)
+        if quantity.kind in (Kind.FIRST, Kind.LAST) and start.key in self.reference.figures.shapes:
+            at_start, before = self.reference.read(Kind.START, piece), self._extended(start, piece.rectangle)
+            updated, by_updates = along, (view.double() - at_start, expected - at_start)
+            return traits_of(*by_updates, piece.rectangle.start, allowed, lambda dim: updated(dim) - before(dim))
+        return traits_of(view, expected, piece.rectangle.start, allowed, along)
 
     def _extended(self, quantity: Quantity, box: Rectangle) -> Callable[[int], Tensor]:
         """The reference's box, all of one dimension."""

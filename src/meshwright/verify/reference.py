@@ -30,7 +30,7 @@ def run_reference(plan: Plan, batches: Sequence[Batch], rate: float, folder: Pat
     optimizer = _optimizer(model, plan.optimizer, rate)
     recorded: dict[Quantity, Tensor] = _weights(model, Kind.START)
     evaluation = _evaluation(model, plan, batches[0])
-    losses, norms, counts = [], [], []
+    losses, norms, counts, terms = [], [], [], []
     for step, batch in enumerate(batches):
         optimizer.zero_grad()
         borders = _Borders(model) if step == 0 else None
@@ -43,13 +43,15 @@ def run_reference(plan: Plan, batches: Sequence[Batch], rate: float, folder: Pat
         optimizer.step()
         move_biases(routers)
         losses.append(float(loss.detach()))
+        told = [router.terms for router in routers.values() if router.terms is not None]
+        terms.append(tuple(torch.stack(told).sum(0).tolist()) if told else ())
         counts.append(batch.trained_tokens)
         if step + 1 in COMPARED_AFTER:
             kind = COMPARED_AFTER[step + 1]
             recorded |= _weights(model, kind) | {Quantity(kind, name): bias.clone() for name, bias in biases.items()}
     largest = {quantity.key: float(tensor.abs().max()) for quantity, tensor in recorded.items()}
     shapes = {quantity.key: tuple(tensor.shape) for quantity, tensor in recorded.items()}
-    figures = Figures(evaluation, tuple(losses), tuple(norms), tuple(counts), largest, shapes)
+    figures = Figures(evaluation, tuple(losses), tuple(norms), tuple(counts), largest, shapes, tuple(terms))
     write_reference(folder, recorded, figures)
     return figures
 

@@ -17,16 +17,17 @@ from meshwright.verify.bands import rounding_band
 from meshwright.verify.batches import global_batches, local_share
 from meshwright.verify.probe import Finding, Probe
 from meshwright.verify.settings import COMPARED_AFTER, OPTIMIZERS, RATES, STEPS, optimizer_of
-from meshwright.verify.trace import Kind, ReferenceFile
+from meshwright.verify.trace import Kind, Quantity, ReferenceFile
 
 __all__ = ["RankReport", "climb"]
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one rank saw of one rung with one optimizer; losses, norms and counts have one entry a step.
+    """What one rank saw of one rung with one optimizer; losses, norms, counts and terms have one entry a step.
 
-    `evaluation` is the mean loss of step 0's batch at the start values.
+    `evaluation` is the mean loss of step 0's batch at the start values; `stale`: weights whose compute copy is not the
+    master's value.
     """
 
     rank: int
@@ -35,8 +36,10 @@ class RankReport:
     losses: tuple[float, ...]
     norms: tuple[float, ...]
     counts: tuple[int, ...]
+    terms: tuple[tuple[float, ...], ...]
     findings: tuple[Finding, ...]
     strays: tuple[int, ...]
+    stale: tuple[Quantity, ...] = ()
 
 
 def climb(
@@ -62,13 +65,12 @@ def _train(
     probe = Probe(engine, reference, band)
     probe.weights(Kind.START)
     evaluated = engine.evaluate(share[0])
-    results: list[StepResult] = []
-    probe.watch(lambda: results.append(engine.step(share[0], RATES[kind])))
+    results = [probe.watch(lambda: engine.step(share[0], RATES[kind]))]
     for done in range(1, len(share) + 1):
         if done in COMPARED_AFTER:
             probe.weights(COMPARED_AFTER[done])
         if done < len(share):
-            results.append(engine.step(share[done], RATES[kind]))
+            results.append(_taken(engine, share[done], RATES[kind]))
     return RankReport(
         mesh.rank,
         kind,
@@ -76,6 +78,15 @@ def _train(
         tuple(result.loss for result in results),
         tuple(result.grad_norm for result in results),
         tuple(result.trained_tokens for result in results),
+        tuple(result.terms for result in results),
         tuple(probe.findings),
         tuple(probe.strays),
+        tuple(probe.stale),
     )
+
+
+def _taken(engine: Engine, batch: Batch, rate: float) -> StepResult:
+    """A step whose weights were updated: one that overflowed is taken again, under the loss scale that fell."""
+    while (result := engine.step(batch, rate)).overflowed:
+        pass
+    return result

@@ -61,6 +61,8 @@ class Figures:
     """max|b| by `Quantity.key`."""
     shapes: Mapping[str, tuple[int, ...]]
     """By `Quantity.key`."""
+    terms: tuple[tuple[float, ...], ...] = ()
+    """The auxiliary and the z term of each step; none where routers add none."""
 
     def largest_of(self, kind: Kind) -> float:
         """M: the largest magnitude over all tensors of a kind."""
@@ -91,6 +93,7 @@ class ReferenceFile:
             counts=tuple(stored["counts"]),
             largest=stored["largest"],
             shapes={key: tuple(shape) for key, shape in stored["shapes"].items()},
+            terms=tuple(tuple(of_step) for of_step in stored["terms"]),
         )
         self._tensors = safe_open(folder / "tensors", framework="pt")
 

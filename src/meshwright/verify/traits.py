@@ -25,13 +25,15 @@ class Traits:
     ratio: float
     """<a, b> / <b, b>: what b must be multiplied by to come nearest to a; 0 where b is 0."""
     residual: float
-    """max|a - ratio b| / max|b|: 0 where a is a multiple of b."""
+    """max|a - ratio b| / max|b|, of max|ratio b| where that is more: 0 where a is a multiple of b."""
     all_zero: bool
     """a is 0 everywhere."""
     rows: tuple[int, int, int]
-    """(first differing row, number of differing rows, rows held)."""
+    """(first differing row, number of differing rows, rows held that are not 0 in both)."""
     columns: tuple[int, int, int]
     """The same of dimension 1."""
+    runs: int
+    """Runs of neighbours that the differing rows make among those held that are not 0 in both."""
     zero_rows: int
     """Differing rows that are 0 in a and not in b."""
     displaced: tuple[int, int, int] | None
@@ -55,15 +57,16 @@ def traits_of(a: Tensor, b: Tensor, start: tuple[int, ...], allowed: float, alon
     a, b = a.detach().double(), b.double()
     finite = torch.isfinite(a)
     if not bool(finite.all()):
-        return Traits(int((~finite).sum()), 0.0, 0.0, False, (0, 0, 0), (0, 0, 0), 0, None)
+        return Traits(int((~finite).sum()), 0.0, 0.0, False, (0, 0, 0), (0, 0, 0), 0, 0, None)
     squared, largest = float((b * b).sum()), float(b.abs().max())
     ratio = float((a * b).sum()) / squared if squared else 0.0
-    residual = float((a - ratio * b).abs().max()) / largest if largest else float("inf")
+    residual = float((a - ratio * b).abs().max()) / (largest * max(abs(ratio), 1.0)) if largest else float("inf")
     different = (a - b).abs() > allowed
-    spread = [_differing(different, dim, start) for dim in (0, 1)]
+    there = (a != 0) | (b != 0)
+    spread = [_differing(different, there, dim, start) for dim in (0, 1)]
     lost = _rows_where(different, 0) & ~_rows_where(a != 0, 0) & _rows_where(b != 0, 0) if a.dim() else different
     return Traits(
-        0, ratio, residual, not bool((a != 0).any()), spread[0], spread[1], int(lost.sum()),
+        0, ratio, residual, not bool((a != 0).any()), spread[0], spread[1], _runs(different, there), int(lost.sum()),
         _displaced(a, b, different, start, allowed, along),
     )  # fmt: skip
 
@@ -73,12 +76,19 @@ def _rows_where(flags: Tensor, dim: int) -> Tensor:
     return flags.transpose(0, dim).flatten(1).any(1) if flags.dim() > 1 else flags
 
 
-def _differing(different: Tensor, dim: int, start: tuple[int, ...]) -> tuple[int, int, int]:
+def _runs(different: Tensor, there: Tensor) -> int:
+    if not different.dim():
+        return int(different)
+    rows = _rows_where(different, 0)[_rows_where(there, 0)].int()
+    return int((torch.diff(rows, prepend=rows.new_zeros(1)) > 0).sum())
+
+
+def _differing(different: Tensor, there: Tensor, dim: int, start: tuple[int, ...]) -> tuple[int, int, int]:
     if different.dim() <= dim:
         return 0, 0, 0
     rows = _rows_where(different, dim)
     first = int(rows.nonzero()[0]) if bool(rows.any()) else 0
-    return start[dim] + first, int(rows.sum()), len(rows)
+    return start[dim] + first, int(rows.sum()), int(_rows_where(there, dim).sum())
 
 
 def _displaced(

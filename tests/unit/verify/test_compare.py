@@ -2,12 +2,20 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
+from meshwright.arch.resolve import arch_from_model
 from meshwright.comm.mesh import Mesh
+from meshwright.config.load import build_run
+from meshwright.optim import update
+from meshwright.optim.update import Run
+from meshwright.plan.resolve import resolve
+from meshwright.testing.models import m0
 from meshwright.verify.ladder import Rung
 from meshwright.verify.likely import Cause
 from meshwright.verify.rung import RankReport, climb
@@ -84,3 +92,34 @@ def test_json_has_no_infinity(honest: tuple[References, list[RankReport]]) -> No
     assert told["rungs"][0]["norm"] is None
     assert told["rungs"][0]["first"] == "norm"
     json.dumps(told, allow_nan=False)
+
+
+def test_what_routers_add_is_compared(tmp_path: Path) -> None:
+    model = {"family": "mixtral", "experts": 4, "experts_per_token": 2, "layers": 1}
+    run = build_run(m0(model=model, mesh={"dp": 1}, precision={"compute": "float64"}, moe={"z_loss": 0.1}))
+    plan = replace(resolve(run, arch_from_model(run.model)), optimizer=optimizer_of(OPTIMIZERS[0]))
+    references = make_references(plan, tmp_path)
+    sgd, adamw = climb(plan, Mesh.of(plan).start(), "cpu", references)
+    assert judge(Rung((), plan), references, [[sgd, adamw]]).ok
+    for place, name in enumerate(("auxiliary loss", "z loss")):
+        told = [list(terms) for terms in sgd.terms]
+        told[0][place] *= 2
+        wrong = replace(sgd, terms=tuple(map(tuple, told)))
+        first = judge(Rung((), plan), references, [[wrong, adamw]]).first
+        assert first is not None
+        assert (first.name, first.likely.text) == (name, "a factor of 2")
+
+
+def test_a_factor_of_an_update_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of the weights themselves it would be none."""
+    references = make_references(PLAN, tmp_path)
+    monkeypatch.setitem(update.RULES, OPTIMIZERS[0], _half_as_far)
+    first = judge(RUNG, references, [climb(PLAN, Mesh.of(PLAN).start(), "cpu", references)]).first
+    assert first is not None
+    assert (first.name, first.what) == ("embedding.weight", "weight after step 0")
+    assert first.likely.text == "a factor of 0.5"
+
+
+def _half_as_far(settings: object, runs: Sequence[Run], gradients: Sequence[Tensor], rate: float) -> None:
+    for run, gradient in zip(runs, gradients, strict=True):
+        run.values.add_(gradient, alpha=-rate / 2)

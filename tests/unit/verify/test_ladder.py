@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.arch.arch import Experts
-from meshwright.config.choices import Documents, Dtype, Recompute, Schedule
-from meshwright.plan.plan import Plan, Precision
+from meshwright.config.choices import Balance, Documents, Dtype, Recompute, Schedule
+from meshwright.plan.plan import Moe, Plan, Precision
 from meshwright.plan.rules import canonical, check_plan
 from meshwright.verify.ladder import FEATURES, features_of, ladder
 from meshwright.verify.settings import DOUBLE
@@ -28,6 +28,14 @@ def test_rounding_decides_no_choice_of_experts() -> None:
     rungs = ladder(canonical(make_plan(micro=4, arch={"experts": Experts(8, 2, 32)})))
     experts = [rung.plan.arch.experts for rung in rungs]
     assert [(each.active, each.count) for each in experts if each is not None] == [(2, 8), (8, 8)]
+
+
+def test_what_routers_add_has_a_gradient_in_every_precision() -> None:
+    """At even choice the auxiliary term is constant: a loss scale that it lacks would be seen by nobody."""
+    moe = Moe(Balance.AUXILIARY, auxiliary_loss=0.5)
+    plan = replace(make_plan(micro=4, arch={"experts": Experts(8, 2, 32)}), moe=moe)
+    terms = [(rung.plan.moe.auxiliary_loss, rung.plan.moe.z_loss) for rung in ladder(canonical(plan))]
+    assert terms == [(0.5, 0.0), (0.5, 0.5)]
 
 
 def test_precision_is_a_rung_of_its_own_at_the_end() -> None:

@@ -133,3 +133,26 @@ def test_infinities_are_infinitely_different_unless_equal() -> None:
     assert largest_difference(infinite, torch.tensor([1.0, 2.0])) == math.inf
     assert largest_difference(torch.tensor([math.nan]), torch.tensor([1.0])) == math.inf
     assert largest_difference(torch.zeros(0), torch.zeros(0)) == 0.0
+
+
+def test_rows_here_and_there_are_no_padding() -> None:
+    """A tied table of which the look-up's part counts twice differs in the rows that were read."""
+    head, look_up = reference(12, 5), torch.zeros(12, 5, dtype=torch.float64)
+    look_up[[1, 4, 7, 10]] = 3 * head[[1, 4, 7, 10]]
+    assert told(head + 2 * look_up, head + look_up).cause is Cause.DOUBLE
+    assert told(head, head + look_up).cause is Cause.MISSING_SUM
+    cut = head.clone()
+    cut[10:] = 0
+    assert told(cut, head) == Likely(Cause.PADDING, "2 of 12 rows are zero, the first differing is 10")
+
+
+def test_a_large_factor_is_one_in_any_precision() -> None:
+    b = reference(6, 5)
+    scaled = 65536 * b * (1 + 1e-4 * reference(6, 5, seed=1))
+    piece = Differing(0, full((6, 5)), traits_of(scaled, b, (0, 0), ALLOWED, lambda dim: b))
+    assert likely_cause(PLAN, Kind.GRADIENT, 65535.0, [piece], rounding=1e-2).cause is Cause.FACTOR
+
+
+def test_an_update_that_did_nothing() -> None:
+    updates = reference(4)
+    assert told(torch.zeros(4), updates, Kind.FIRST) == Likely(Cause.UNWRITTEN, "unchanged: never updated")

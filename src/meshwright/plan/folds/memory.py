@@ -7,7 +7,8 @@
     passing       values and cotangents between units and stages, what arrives in a direct reduce-scatter, and what a
                   unit holds only while it runs: the fullest moments of `arch/passing.py`
 
-The buffers are those of the hazards; here each has a size. Working memory inside kernels is not counted.
+The buffers are those of the hazards; here each has a size. Working memory inside kernels is not counted, but for
+the tiles of attention where the number of threads is known.
 
     backward of a unit      passing, before     gradient buckets made     passing, after     graph given back
 """
@@ -100,13 +101,16 @@ def memory(
     kind: Kind = Kind.TRAIN,
     transport: Transport = Transport.DIRECT,
     fused_norms: bool = False,
+    kernel_threads: int = 0,
 ) -> Timeline:
     """What is live on `rank` over one step. `fused_norms`: norms are single kernels, as on CUDA.
 
+    `kernel_threads`: threads of a CPU's kernels, of which each has tiles of scores while attention is differentiated;
+    0: none are counted.
     An eager run keeps no more of an RMSNorm on a CPU either (`parallel/norms.py`).
     """
     steps = program(plan, rank, kind)
-    run = _Run(plan, steps, transport, _Sizes(plan, steps, fused_norms, transport))
+    run = _Run(plan, steps, transport, _Sizes(plan, steps, fused_norms, transport, kernel_threads))
     for index, action in enumerate(steps.actions):
         run.step(index, action)
     return Timeline(states(plan, steps), tuple(run.events))
@@ -177,7 +181,8 @@ class _Run:
         if action.op in (Op.FORWARD, Op.RECOMPUTE):
             self._free(index, touches.frees)  # the value that enters is the first thing that is kept
             self._make(index, (*touches.makes, *touches.adds))
-            self._pass(index, self._sizes.of_forward(action), category)
+            again = self._sizes.hidden if action.op is Op.RECOMPUTE else 0  # what leaves it is made again, for nobody
+            self._pass(index, self._sizes.of_forward(action) + again, category)
         elif action.op is Op.BACKWARD:
             moments = self._sizes.of_backward(action)
             self._pass(index, moments.before, category)
@@ -251,7 +256,7 @@ class _Run:
 class _Sizes:
     """How large each buffer of a program is."""
 
-    def __init__(self, plan: Plan, steps: Program, fused_norms: bool, transport: Transport) -> None:
+    def __init__(self, plan: Plan, steps: Program, fused_norms: bool, transport: Transport, threads: int = 0) -> None:
         self._plan, self._buckets = plan, steps.buckets
         self._compute, self._reduce = plan.precision.compute.num_bytes, plan.precision.reduce.num_bytes
         sequence = plan.data.sequence_length // plan.degrees.cp
@@ -260,10 +265,12 @@ class _Sizes:
         fused = fused_norms or (plan.arch.norm is Norm.RMS and not plan.execution.compile)
         gathers, ways = plan.execution.sequence, plan.degrees.tp
         rings, direct = plan.execution.asynchronous_tensor, transport is Transport.DIRECT
-        self._setting = Setting(plan.batch.micro, sequence, masked, fused, selective, gathers, ways, rings, direct)
+        self._setting = Setting(
+            plan.batch.micro, sequence, masked, fused, selective, gathers, ways, rings, direct, threads
+        )
         self._arch = narrowed(plan.arch, plan.degrees.tp)
         self._in_place = not plan.execution.compile
-        self._hidden = border_elements(plan) * self._compute
+        self.hidden = border_elements(plan) * self._compute
         units = sorted({unit for bucket in steps.buckets for unit in bucket.units})
         self._graphs = {unit: graph_sizes(self._arch, unit, self._setting, plan.precision.compute) for unit in units}
         self._forwards: dict[tuple[int, bool], int] = {}
@@ -273,9 +280,9 @@ class _Sizes:
     def of(self, buffer: Buffer) -> Sizes:
         match buffer.what:
             case Kept.VALUE:
-                return {Category.ACTIVATIONS: self._hidden}
+                return {Category.ACTIVATIONS: self.hidden}
             case Kept.COTANGENT:
-                return {Category.BUFFERS: self._hidden}
+                return {Category.BUFFERS: self.hidden}
             case Kept.GRAPH:
                 return self._graphs[buffer.first]
             case Kept.STASH:
