@@ -108,13 +108,18 @@ def split_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> in
 
 
 def weight_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> int:
-    """The fullest moment of weight work, beyond the factors of its products.
+    """The fullest moment of weight work, beyond the factors of its products: the largest product, where it is added to
+    gradients of another dtype.
 
     On a tensor axis autograd makes the gradient of the table from a cotangent that is zero where others hold the row.
     """
     if arch.unit_kind(unit) is UnitKind.EMBEDDING and setting.ways > 1:
         return gradients.own + setting.tokens * arch.hidden * compute.num_bytes
-    return 0 if gradients.in_place else gradients.own
+    if not gradients.in_place:
+        return gradients.own
+    if gradients.width == compute.num_bytes:
+        return 0
+    return max((each.n * each.k for each in _products(arch, unit, setting)), default=0) * compute.num_bytes
 
 
 def stash_bytes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:
