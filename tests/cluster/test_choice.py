@@ -21,7 +21,7 @@ from meshwright.price.price import price
 from tests.cluster.layouts import LINK_BYTES_PER_S, Tables, commit, drawn, kendall, near, plan_of, pool, tables
 from tests.cluster.nodes import Nodes, missing, two_nodes
 
-pytestmark = [pytest.mark.cluster, pytest.mark.prove, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.prove, pytest.mark.timeout(900)]
 
 _ROUNDS, _STEPS = 4, 3
 _INSIDE = tables(dp=2, tp=2, sequence=True)
@@ -78,7 +78,7 @@ def _measured(nodes: Nodes, runs: list[Tables], folder: Path) -> list[float]:
     """The median step of each, over all rounds."""
     cases, results = folder / "cases.json", folder / "results.json"
     cases.write_text(json.dumps({"runs": runs, "rounds": _ROUNDS, "steps": _STEPS}))
-    nodes.run([sys.executable, "-m", "tests.cluster.laps", str(cases), str(results)], 400)
+    nodes.run([sys.executable, "-m", "tests.cluster.laps", str(cases), str(results)], 500)
     return [median(each) for each in json.loads(results.read_text())]
 
 
