@@ -89,6 +89,18 @@ def test_show_sees_what_is_missing_and_a_damaged_manifest(damaged: Path, capfd: 
     assert re.search("manifest.json: the manifest's sha256: expected .{64}, actual .{64}", capfd.readouterr().err)
 
 
+def test_a_finished_run_is_one_of_its_own_text(place: Path, tmp_path: Path, capfd: Captured) -> None:
+    shutil.copytree(place, tmp_path / "copy")
+    more = words(tmp_path / "copy", "run", f"train.output={tmp_path}/copy/runs")
+    assert main(more) == 0
+    assert "finished: nothing to do" in capfd.readouterr().err
+    (tmp_path / "copy" / "text.txt").write_text("another text altogether\n" * 900)
+    assert main(more) == 2
+    assert "the text itself: digest" in capfd.readouterr().err
+    (tmp_path / "copy" / "text.txt").unlink()  # what is finished needs it no more
+    assert main(more) == 0
+
+
 @pytest.mark.timeout(300)
 def test_a_run_goes_on_from_the_one_before_and_says_so(damaged: Path) -> None:
     place = damaged.parent.parent

@@ -11,6 +11,7 @@ from meshwright.cli.checkpoints import told
 from meshwright.cli.ending import Ending
 from meshwright.cli.launcher import REFUSALS, place_of_launcher, told_once
 from meshwright.config.choices import Weights
+from meshwright.config.errors import RequestError
 
 if TYPE_CHECKING:
     from meshwright.launch.environment import Place
@@ -103,10 +104,17 @@ def _is_finished(job: Job) -> bool:
     corpus = _refuse_early(job)
     from meshwright.train.start import is_finished
 
-    if is_finished(job, corpus):
+    done = is_finished(job, corpus)
+    if not corpus:  # the folder is there: whether of these data
+        try:
+            corpus = open_corpus(job).digest
+        except RequestError:
+            if not done:
+                raise  # what is finished needs them no more
+        done = is_finished(job, corpus)
+    if done:
         print(f"{job.folder} holds this run, finished: nothing to do", file=sys.stderr)
-        return True
-    return not corpus and is_finished(job, open_corpus(job).digest)
+    return done
 
 
 def _refuse_early(job: Job) -> str:
