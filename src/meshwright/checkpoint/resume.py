@@ -70,7 +70,7 @@ def look(
         found = Found(storage.address, path, load_manifest(storage, path))
     if found is not None:
         where = found.storage.where(found.path)
-        check_continues(found.manifest, plan, corpus, accept_changes, where)
+        _check_continues(found, plan, corpus, accept_changes, where)
         try:
             check_fits(found.manifest, shapes(plan), where)
         except CheckpointError as error:  # changes were accepted, but this is another model
@@ -138,6 +138,18 @@ def check_continues(manifest: Manifest, plan: Plan, corpus: str, accept_changes:
             ("checkpoint.accept_changes=true", *_AFRESH),
         )
     return found
+
+
+def _check_continues(found: Found, plan: Plan, corpus: str, accept_changes: bool, where: str) -> None:
+    """The same, telling of the newer ones too that are damaged: their run may be the one that was asked for."""
+    try:
+        check_continues(found.manifest, plan, corpus, accept_changes, where)
+    except RequestError as error:
+        if not found.skipped:
+            raise
+        newer = "".join(f"\n    {line}" for line in found.skipped)
+        rule = f"{error.rule.rstrip()}\n  and newer ones cannot be used:{newer}\n  "
+        raise RequestError(error.value, rule, error.nearest) from None
 
 
 def _newest(folder: Folder, worse_than: tuple[str, ...]) -> Found | None:

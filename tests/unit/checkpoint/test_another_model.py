@@ -41,6 +41,18 @@ def test_another_model_is_refused_before_ranks_start(plan: Plan, told: str, tmp_
         look(Folder(tmp_path), plan, Resume.AUTO, accept_changes=True)
 
 
+def test_a_refusal_tells_of_newer_ones_that_are_damaged(tmp_path: Path) -> None:
+    for step in (2, 4):
+        save(engine_of(), tmp_path, step)
+    (tmp_path / "checkpoints" / "step-00000004" / "manifest.json").write_text("{}")
+    with pytest.raises(RequestError) as refused:
+        look(Folder(tmp_path), wider(), Resume.AUTO)
+    head, _, newer = str(refused.value).partition("and newer ones cannot be used:")
+    assert "step-00000002: is of a run that trains differently" in head
+    assert "step-00000004/manifest.json" in newer
+    assert newer.rstrip().endswith("another name")
+
+
 def test_another_optimizer_leaves_states_out(tmp_path: Path) -> None:
     save(engine_of(), tmp_path)
     plan = plan_of()
