@@ -55,7 +55,7 @@ def _check(needed: float, there: float, who: str, holder: str) -> None:
         raise RequestError(
             f"{bytes_text(needed)} of memory, which {who} would hold at the fullest moment",
             f"{holder} {bytes_text(there)}",
-            ("a layout of `meshwright plan` for more memory", "a smaller batch.micro, data.sequence_length or model"),
+            ("a layout that `meshwright plan` finds to fit", "a smaller batch.micro, data.sequence_length or model"),
         )
 
 

@@ -152,14 +152,16 @@ class _Judge:
         if missing is not None:
             return missing
         size = self.figure_of(quantity)
+        near = size <= self.band.of(quantity.kind)
         stale = next((report.rank for report in self.reports if quantity in report.stale), None)
-        if stale is not None:
+        # A start value that is far off, or what is not finite, has a nearer cause than a copy that was not made.
+        if stale is not None and (near or quantity.kind is not Kind.START) and math.isfinite(size):
             text = "what computes is not the master, rounded: an update did not reach it"
             if quantity.kind is Kind.START:
-                text = "the master is not the start value, or what computes is not the master, rounded"
+                text = "the master is not the start value to the bit, or what computes is not the master, rounded"
             likely = Likely(Cause.STALE, text)
             return Verdict(quantity.name, _WHAT[quantity.kind], size, stale, likely)
-        if size <= self.band.of(quantity.kind):
+        if near:
             return self._unequal_copies(quantity, found)
         differing = [(rank, finding) for rank, finding in found if finding.traits is not None]
         rank, _ = max(differing, key=lambda each: each[1].difference)

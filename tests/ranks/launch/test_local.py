@@ -55,6 +55,9 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], 
     process = _start(folder, *LAUNCHES)
     try:
         stray, _ = process.communicate(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        hung = next(launch for launch in LAUNCHES if not (folder / "{}-{}".format(*launch) / "ended").exists())
+        pytest.fail(f"{hung} and those before it took more than {_LIMIT_S} s")
     finally:
         process.kill()
         process.communicate()

@@ -74,7 +74,7 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[s
 @pytest.fixture(scope="module")
 def refused(requests: dict[str, tuple[list[str], str]]) -> dict[str, list[Ended]]:
     """How both ranks of every request ended. At once: a rank that says nothing waits for the other to have told."""
-    with ThreadPoolExecutor(len(requests)) as pool:
+    with ThreadPoolExecutor(max_workers=4) as pool:
         started = {
             what: pool.submit(srun, 2, *words, program=("-c", _TELLS_TORCH)) for what, (words, _) in requests.items()
         }

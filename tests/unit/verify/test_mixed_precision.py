@@ -76,3 +76,20 @@ def test_a_master_that_begins_rounded(monkeypatch: pytest.MonkeyPatch, reference
     first = outcome(Dtype.BFLOAT16, references).first
     assert first is not None
     assert (first.name, first.what, first.likely.cause) == ("embedding.weight", "start value", Cause.STALE)
+
+
+@pytest.mark.parametrize(("value", "cause"), [(0.5, Cause.FACTOR), (float("nan"), Cause.NONFINITE)])
+def test_what_is_far_off_is_not_called_stale(
+    value: float, cause: Cause, monkeypatch: pytest.MonkeyPatch, references: References
+) -> None:
+    initialise = Store.initialise
+
+    def otherwise(store: Store) -> None:
+        initialise(store)
+        store.master.mul_(value)
+        store.own_parameters().mul_(value)
+
+    monkeypatch.setattr(Store, "initialise", otherwise)
+    first = outcome(Dtype.BFLOAT16, references).first
+    assert first is not None
+    assert (first.name, first.what, first.likely.cause) == ("embedding.weight", "start value", cause)
