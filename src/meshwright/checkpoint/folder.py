@@ -178,13 +178,25 @@ class Folder:
             else:
                 self._remove(name)
                 told.append(f"removed {self.storage.where(name)}, left by a save that did not end")
-        for name in self.incomplete() if not self.storage.renames and self.steps() else ():
-            # a cut save or removal; where nothing is complete it stays, to be told of
+        for name in () if self.storage.renames else self._cut():
             self.storage.remove_folder(f"{CHECKPOINTS}/{name}")
             told.append(f"removed {self.storage.where(f'{CHECKPOINTS}/{name}')}, which has no manifest")
         if self.storage.read(f"{LATEST}.draft") is not None:
             self.storage.remove(f"{LATEST}.draft")
         return told
+
+    def _cut(self) -> list[str]:
+        """Names of step folders that a save or a removal left when it was cut; none where that cannot be known.
+
+        `latest` is written after the manifest: the folder it names was whole, and has lost its manifest since.
+        """
+        try:
+            latest = self.latest()
+        except DamagedError:
+            return []
+        if not self.steps():
+            return []  # where nothing is complete all stays, to be told of
+        return [name for name in self.incomplete() if f"{CHECKPOINTS}/{name}" != latest]
 
     def set_aside(self) -> str | None:
         """For a run that starts afresh on purpose: move all checkpoints out of its way. Returns where, None if none."""

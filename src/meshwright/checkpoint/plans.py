@@ -27,6 +27,8 @@ _LAYOUT = frozenset(
 )
 """Fields that decide no loss: see `Plan.math`."""
 _MOST_TOLD = 400
+_LAST_STAGE = 3
+"""Of ZeRO."""
 _KEYS = {"batch.sequences": "batch.global", "optimizer.steps": "train.steps"}
 
 
@@ -52,15 +54,19 @@ def plan_from(value: Mapping[str, Any], file: str) -> Plan:
 
 
 def layout_from(value: Mapping[str, Any], file: str) -> tuple[dict[str, int], int]:
-    """The degree of each axis and the ZeRO stage that a plan, or what `data_parallel` told, was saved on. Raises
-    DamagedError where `value` is neither."""
-    if "module" not in value:
-        plan = plan_from(value, file)
-        return {axis.value: plan.degrees.on(axis) for axis in Axis}, plan.sharding.stage
+    """The degree of each axis and the ZeRO stage that a plan, or what `data_parallel` told, was saved on.
+
+    Reads no more of it: a checkpoint whose plan has fields of another release can be looked at. Raises DamagedError
+    where `value` has no layout.
+    """
     reader = Reader(value, file, "the plan")
     degrees = reader.nested(reader.object("degrees"), "the plan's degrees")
-    stage = reader.nested(reader.object("sharding"), "the plan's sharding").count("stage")
-    return {axis.value: degrees.count(axis.value) for axis in Axis}, stage
+    stage = reader.nested(reader.object("sharding"), "the plan's sharding").count("stage", _LAST_STAGE)
+    found = {axis.value: degrees.count(axis.value) for axis in Axis}
+    for name, degree in found.items():
+        if not degree:
+            degrees.refuse(f"has {name} = 0: a degree is at least 1")
+    return found, stage
 
 
 def differences(saved: Mapping[str, Any], plan: Plan) -> list[str]:

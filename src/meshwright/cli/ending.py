@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,11 @@ __all__ = ["Ending"]
 
 
 class Ending:
-    """Prints how `job` ended, where JSON was asked for; a `silent` rank leaves it to another."""
+    """Tells that `job` was done already, and prints how it ended where JSON was asked for; a `silent` rank leaves both
+    to another."""
 
     def __init__(self, job: Job, silent: bool = False) -> None:
-        self._job, self._prints = job, job.quiet_stdout and not silent
+        self._job, self._silent = job, silent
         self.stopped = False
         """Whether ranks returned because they were asked to stop."""
 
@@ -61,11 +63,13 @@ class Ending:
 
     def _outcome(self, outcome: Any, signal: str | None = None) -> None:
         self.stopped = outcome.stopped
+        if outcome.already and not self._silent:
+            print(f"{self._job.folder} holds this run, finished: nothing to do", file=sys.stderr)
         found = {name: _finite(value) for name, value in dataclasses.asdict(outcome).items()}
         self._print("stopped" if self.stopped else "done", signal=signal, **found)
 
     def _print(self, status: str, **found: Any) -> None:
-        if self._prints:
+        if self._job.quiet_stdout and not self._silent:
             job = self._job
             print_json(
                 {"name": job.plan.name, "folder": str(job.folder), "plan": job.plan.hash, "status": status, **found}

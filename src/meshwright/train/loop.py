@@ -50,7 +50,7 @@ from meshwright.train.regret import REGRET_AFTER, regret_line
 from meshwright.train.room import check_rank_room
 from meshwright.train.sample import may_sample, sample
 from meshwright.train.saves import Saves
-from meshwright.train.start import begin, is_finished
+from meshwright.train.start import begin, is_already_done
 from meshwright.train.stop import StopRequest
 from meshwright.train.stopwatch import Stopwatch
 from meshwright.train.where import Phases, where
@@ -77,7 +77,7 @@ def train_joined(status: RankStatus, job: Job) -> Outcome:
         side = Side()
         stack.callback(side.close)
         refused_together(side, lambda: stack.enter_context(claimed(job)) if leads else None)
-        finished = refused_together(side, lambda: leads and is_finished(job))
+        finished = refused_together(side, lambda: leads and is_already_done(job))
         if gather_integers(mesh, [int(finished)])[0][0]:  # rank 0 looked, all know
             return Outcome(steps=job.steps, already=True)
         stop = stack.enter_context(StopRequest())

@@ -22,10 +22,11 @@ from meshwright.comm.agree import Side
 from meshwright.config.choices import Resume, Weights
 from meshwright.config.errors import RequestError
 from meshwright.parallel.engine import Engine
+from meshwright.train.feed import open_corpus
 from meshwright.train.folder import FolderState, folder_state
 from meshwright.train.job import Job
 
-__all__ = ["Begin", "begin", "is_finished"]
+__all__ = ["Begin", "begin", "is_already_done", "is_finished"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,23 @@ def is_finished(job: Job, corpus: str = "") -> bool:
     if found is None:
         return folder_state(job) is FolderState.FINISHED
     return found.manifest.step >= job.steps
+
+
+def is_already_done(job: Job, corpus: str = "") -> bool:
+    """Whether this run, of these very data, stands in its folder finished: nothing is to be done.
+
+    Opens the data where `corpus`, their digest, is not known yet; what is finished needs them no more, so data that are
+    gone are no matter. Raises RequestError where the run cannot be started there: it is of another text, say.
+    """
+    if not is_finished(job, corpus):
+        return False
+    if corpus:
+        return True
+    try:
+        corpus = open_corpus(job).digest
+    except RequestError:
+        return True
+    return is_finished(job, corpus)
 
 
 def begin(engine: Engine, job: Job, side: Side, corpus: str, told: Callable[[str], None]) -> Begin:

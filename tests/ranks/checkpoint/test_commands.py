@@ -89,11 +89,19 @@ def test_show_sees_what_is_missing_and_a_damaged_manifest(damaged: Path, capfd: 
     assert re.search("manifest.json: the manifest's sha256: expected .{64}, actual .{64}", capfd.readouterr().err)
 
 
-def test_a_finished_run_is_one_of_its_own_text(place: Path, tmp_path: Path, capfd: Captured) -> None:
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_finished_run_is_one_of_its_own_text(
+    launched: bool, place: Path, tmp_path: Path, capfd: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a launcher other text was taken, and nothing was said."""
     shutil.copytree(place, tmp_path / "copy")
-    more = words(tmp_path / "copy", "run", f"train.output={tmp_path}/copy/runs")
+    more = words(tmp_path / "copy", "run", f"train.output={tmp_path}/copy/runs", f"mesh.dp={1 if launched else 2}")
+    if launched:
+        place_here = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        for name, value in place_here.items():
+            monkeypatch.setenv(name, value)
     assert main(more) == 0
-    assert "finished: nothing to do" in capfd.readouterr().err
+    assert capfd.readouterr().err.count("holds this run, finished: nothing to do") == 1
     (tmp_path / "copy" / "text.txt").write_text("another text altogether\n" * 900)
     assert main(more) == 2
     assert "the text itself: digest" in capfd.readouterr().err

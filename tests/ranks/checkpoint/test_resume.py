@@ -124,6 +124,12 @@ def test_another_text_is_noticed(tmp_path: Path) -> None:
     trained(0, job)
     with pytest.raises(RequestError, match="the text itself: digest"):
         is_finished(job, "another digest")
+    source = Path(job.plan.data.source)
+    source.write_text("another text altogether\n" * 900)
+    with pytest.raises(RequestError, match="the text itself: digest"):
+        trained(0, job)  # under a launcher nobody has compared before: done already, it said
+    source.unlink()  # what is finished needs it no more
+    assert trained(0, job).already
 
 
 def test_a_folder_without_a_usable_checkpoint_is_never_started_anew(tmp_path: Path) -> None:

@@ -52,6 +52,27 @@ def test_saved_and_loaded(address: str) -> None:
     assert all(torch.equal(wanted[name], got[name]) for name in wanted)
 
 
+@pytest.mark.parametrize("latest", [b"checkpoints/step-00000002\n", b"../outside\n"])
+def test_a_newest_that_lost_its_manifest_is_kept_and_told(latest: bytes, address: str) -> None:
+    """Its data were removed as those of a cut save, although `latest` says that it was whole."""
+    for step in (1, 2):
+        save(address, step)
+    folder = Folder(address)
+    folder.storage.put("latest", latest)
+    folder.storage.remove(f"{folder.path(2)}/manifest.json")
+    kept = folder.storage.names(folder.path(2))
+    assert kept
+    lines: list[str] = []
+    manifest = resume(engine_of(0), folder, Resume.AUTO, Side(), told=lines.append)
+    assert manifest is not None
+    assert manifest.step == 1
+    assert folder.storage.names(folder.path(2)) == kept
+    assert lines[0] == f"damaged: {address}/checkpoints/step-00000002: has no manifest, so it is not complete"
+    save(address, 3)  # now `latest` says nothing for it
+    assert resume(engine_of(0), folder, Resume.AUTO, Side()) is not None
+    assert folder.incomplete() == []
+
+
 def test_a_second_save_of_a_step_replaces_it_at_once(address: str) -> None:
     """Until the new manifest is there the old one and its files stand."""
     save(address, 2)

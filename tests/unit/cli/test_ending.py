@@ -83,8 +83,20 @@ def test_a_rank_that_a_launcher_started_tells_an_interrupt(job: Job, capsys: pyt
 
 def test_a_finished_run_is_an_object_too(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     Ending(job).already()
-    told = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    told = json.loads(out)
     assert (told["status"], told["already"], told["steps"]) == ("done", True, job.steps)
+    assert err == f"{job.folder} holds this run, finished: nothing to do\n"
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_one_rank_of_a_launcher_tells_a_finished_run(
+    silent: bool, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None did."""
+    asked = replace(job, quiet_stdout=False)
+    Ending(asked, silent).of(lambda: [replace(OUTCOME, already=True)])()
+    assert capsys.readouterr() == ("", "" if silent else f"{job.folder} holds this run, finished: nothing to do\n")
 
 
 def test_refusals_people_and_other_ranks_get_none(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

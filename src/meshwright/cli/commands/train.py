@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli import request
@@ -11,7 +10,6 @@ from meshwright.cli.checkpoints import told
 from meshwright.cli.ending import Ending
 from meshwright.cli.launcher import REFUSALS, place_of_launcher, told_once
 from meshwright.config.choices import Weights
-from meshwright.config.errors import RequestError
 
 if TYPE_CHECKING:
     from meshwright.launch.environment import Place
@@ -98,23 +96,16 @@ def _rank(place: Place, status: Any, job: Job) -> Any:
 
 
 def _is_finished(job: Job) -> bool:
-    """Whether this very run stands in its folder already; says so. Raises RequestError for what cannot be started."""
+    """Whether this very run stands in its folder already. Raises RequestError for what cannot be started."""
     from meshwright.train.feed import open_corpus
 
     corpus = _refuse_early(job)
-    from meshwright.train.start import is_finished
+    from meshwright.train.start import is_already_done
 
-    done = is_finished(job, corpus)
-    if not corpus:  # the folder is there: whether of these data
-        try:
-            corpus = open_corpus(job).digest
-        except RequestError:
-            if not done:
-                raise  # what is finished needs them no more
-        done = is_finished(job, corpus)
-    if done:
-        print(f"{job.folder} holds this run, finished: nothing to do", file=sys.stderr)
-    return done
+    if is_already_done(job, corpus):
+        return True
+    # what goes on: whether with these data, before ranks start
+    return not corpus and is_already_done(job, open_corpus(job).digest)
 
 
 def _refuse_early(job: Job) -> str:
