@@ -177,6 +177,48 @@ def test_an_unknown_strategy_is_refused() -> None:
         read(ACCELERATE.format(strategy="SOME"), Format.ACCELERATE)
 
 
+FLAGS = """distributed_type: FSDP
+mixed_precision: {mixed}
+num_processes: 8
+num_machines:{null}
+fsdp_config:
+  fsdp_reshard_after_forward: {flag}
+  fsdp_offload_params: {flag}
+  fsdp_activation_checkpointing: {flag}
+  fsdp_sharding_strategy:{null}
+parallelism_config:{null}
+"""
+
+
+@pytest.mark.parametrize(
+    ("mixed", "compute", "null"),
+    [
+        ("no", "float32", " null"),
+        ("'no'", "float32", ""),
+        ("~", "float32", " NULL # none"),
+        ("'bf16'", "bfloat16", " ~"),
+    ],
+)
+@pytest.mark.parametrize("word", ["true", "yes", "On", "'true'", "1", "false", "no", "OFF", '"no"', "0"])
+def test_flags_are_those_of_yaml(word: str, null: str, mixed: str, compute: str) -> None:
+    """`no` was a word, so parameters were elsewhere with it; null was one too."""
+    run = read(FLAGS.format(flag=word, null=null, mixed=mixed), Format.ACCELERATE)[0]
+    flag = word.lower().strip("\"'") in ("true", "yes", "on", "1")
+    assert run.parallel.reshard_after_forward is flag
+    assert (run.parallel.offload.value, run.parallel.recompute.value) == (("params", "full") if flag else ("none",) * 2)
+    assert (run.precision.compute.value, run.parallel.zero, run.mesh.dp) == (compute, 3, 8)
+
+
+@pytest.mark.parametrize("line", ["fsdp_offload_params: some", "fsdp_activation_checkpointing: 'none'",
+                                  "fsdp_reshard_after_forward: maybe", "fsdp_sharding_strategy: no"])  # fmt: skip
+def test_what_is_no_flag_is_refused_by_its_own_key(line: str) -> None:
+    key = line.split(":")[0]
+    with pytest.raises(RequestError, match=rf"{key}: ") as refused:
+        read(f"distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  {line}\n", Format.ACCELERATE)
+    assert all(other == key or other not in str(refused.value) for other in (
+        "fsdp_sharding_strategy", "fsdp_reshard_after_forward"))  # fmt: skip
+
+
 @pytest.mark.parametrize(("replicas", "dp", "within"), [(1, 16, 0), (2, 16, 8)])
 def test_titans_ranks_are_what_the_launcher_has(replicas: int, dp: int, within: int) -> None:
     run, done = read(TITAN.format(replicas=replicas, saves="true"), Format.TORCHTITAN, 128)
