@@ -124,7 +124,8 @@ def test_neighbours_of_what_is_refused_are_legal() -> None:
         (("batch.global=7",), 2, {"mesh.pp": 2, "parallel.schedule": "interleaved", "parallel.chunks": 2}),
         ((), 8, {"mesh.dp": 4, "parallel.zero": 3, "parallel.zero_shard_within": 3}),
         ((), 8, {"mesh.dp": 1, "mesh.cp": 1, "parallel.offload": "params", "parallel.zero": 3}),
-        (("model.preset=llama3-70b",), 2, {}),
+        (("model.preset=llama3-70b",), 2, {}), ((), 98304, {"mesh.tp": 3, "mesh.pp": 5}),
+        ((), 12, {"mesh.tp": 5, "mesh.pp": 7}), ((), 23, {"mesh.tp": 3, "mesh.cp": 5, "batch.micro": 1}),
     ],
 )  # fmt: skip
 def test_what_is_said_to_work_works(words: tuple[str, ...], gpus: int, fixed: dict[str, Any]) -> None:
@@ -171,6 +172,13 @@ def test_nothing_legal_says_which_rules() -> None:
 def test_nothing_fits_says_how_much_is_needed() -> None:
     with pytest.raises(RequestError, match=r"fits in 25\.\d\d GB: the least needs"):
         ranked("model.preset=llama3-70b", gpus=1, cluster="rtx4090")
+
+
+@pytest.mark.parametrize(("fixed", "helps"), [({}, False), ({"batch.micro": 1}, False), ({"batch.micro": 2}, True)])
+def test_a_smaller_micro_batch_is_told_where_there_is_one(fixed: dict[str, Any], helps: bool) -> None:
+    with pytest.raises(RequestError) as refused:
+        ranked("model.preset=llama3-70b", gpus=1, cluster="rtx4090", fixed=fixed, suggest=True)
+    assert ("a smaller batch.micro" in str(refused.value)) is helps
 
 
 @pytest.mark.parametrize(
