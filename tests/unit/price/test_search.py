@@ -15,6 +15,7 @@ from meshwright.price import legal
 from meshwright.price.advice import Advice, topology
 from meshwright.price.candidates import groups_of, has_legal, points_of, priced_units
 from meshwright.price.catalogue import cluster_of
+from meshwright.price.nothing import nothing_fits
 from meshwright.price.price import Price
 from meshwright.price.request import planned
 from meshwright.price.search import By, Ranking, search, space_of, with_keys
@@ -176,9 +177,10 @@ def test_nothing_fits_says_how_much_is_needed() -> None:
 
 @pytest.mark.parametrize(("fixed", "helps"), [({}, False), ({"batch.micro": 1}, False), ({"batch.micro": 2}, True)])
 def test_a_smaller_micro_batch_is_told_where_there_is_one(fixed: dict[str, Any], helps: bool) -> None:
-    with pytest.raises(RequestError) as refused:
-        ranked("model.preset=llama3-70b", gpus=1, cluster="rtx4090", fixed=fixed, suggest=True)
-    assert ("a smaller batch.micro" in str(refused.value)) is helps
+    alone = {f"mesh.{name}": 1 for name in legal.AXES}
+    space = space_of(load_run(None, ["model.preset=llama3-70b"]), 1, cluster_of("rtx4090"), alone | fixed)
+    told = nothing_fits(space, groups_of(space)[0], lambda gpus, keys: False)
+    assert ("a smaller batch.micro" in str(told)) is helps
 
 
 @pytest.mark.parametrize(
