@@ -114,12 +114,17 @@ def _same_as_one(space: Space, outside: Mapping[str, Array]) -> npt.NDArray[np.b
 
 def has_legal(space: Space) -> bool:
     """Whether any layout is legal; no prices."""
+    return first_legal(space) is not None
+
+
+def first_legal(space: Space) -> Mesh | None:
+    """The first mesh with a legal layout, if there is one; no prices."""
     for mesh in legal.meshes(space):
         if legal.mesh_rules(space, mesh) is None:
             inside, _ = legal.within(space, mesh)
             if len(inside["micro"]) and tried(space, mesh, inside, legal.around(space, mesh, 1)[0])[0]:
-                return True
-    return False
+                return mesh
+    return None
 
 
 _Draft = tuple[Mesh, tuple[Axis, ...], dict[str, Array], dict[str, Array], list[tuple[int, ...]]]

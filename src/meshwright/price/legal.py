@@ -243,18 +243,21 @@ def _schedules(space: Space, pp: int) -> Iterator[tuple[Schedule, int]]:
 
 
 def _shardings(space: Space, replicas: int, near: int) -> Iterator[tuple[int, int, int]]:
-    """(stage, shard within, reshard after forward)."""
+    """(stage, shard within, reshard after forward), as canonical plans have them: within one replica is no sharding,
+    within all of them is 0."""
+    alone = replicas == 1 or space.fixed.get("parallel.zero_shard_within") == 1
     for zero in space.allowed("parallel.zero", (0, 1, 2, 3)):
-        if space.fixed.get("parallel.offload") == Offload.PARAMS and (zero < 3 or replicas == 1):
+        if space.fixed.get("parallel.offload") == Offload.PARAMS and (zero < 3 or alone):
             continue  # only what each rank keeps its own piece of lives elsewhere
-        if zero == 0 or replicas == 1:
+        if zero == 0 or alone:
             if zero == 0 or "parallel.zero" in space.fixed:
                 yield 0, 0, 1
             continue
         groups = [0, *(size for size in (near, 8 * near) if 1 < size < replicas and replicas % size == 0)]
         for size in space.allowed("parallel.zero_shard_within", groups):
-            if size and (replicas % size or size in (1, replicas)):
+            if size and replicas % size:
                 continue
+            size = 0 if size == replicas else size
             for reshard in space.allowed("parallel.reshard_after_forward", (True, False)) if zero == 3 else (True,):
                 yield zero, size, int(reshard)
 

@@ -1,6 +1,7 @@
 """What to say where a search finds nothing: the rules that stand in the way, and changed requests that were tried.
 
-nothing legal     one given key changed, the batch, the number of devices: each only where it has a legal layout
+nothing legal     one given key changed, the batch, the number of devices: each only where it has a legal layout;
+                  where none has, the same without the degrees that were given
 nothing fits      twice the devices and so on, up to where the most frugal layout does
 """
 
@@ -9,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from meshwright.config.choices import Context, Schedule
 from meshwright.config.errors import RequestError
 from meshwright.price import legal
-from meshwright.price.candidates import Group, groups_of, has_legal, least_bytes
+from meshwright.price.candidates import Group, first_legal, groups_of, has_legal, least_bytes
 from meshwright.price.legal import Refusal, Space
 from meshwright.price.text import bytes_text, counted
 
@@ -37,7 +39,7 @@ def nothing_legal(space: Space, refused: Sequence[Refusal], suggest: bool = True
         told = f"no mesh of so many devices has {' and '.join(given) or 'the keys given'}"
         if space.target.arch.experts is None and space.fixed.get("mesh.ep", 1) > 1:
             told = f"mesh.ep = {space.fixed['mesh.ep']}, but the model has no experts"
-    proposals = list(_changed_requests(space)) if suggest else []
+    proposals = (list(_changed_requests(space)) or list(_other_meshes(space))) if suggest else []
     return RequestError(f"--gpus {space.gpus}", f"has no legal layout: {told}", proposals[:4])
 
 
@@ -48,15 +50,44 @@ def _changed_requests(space: Space) -> Iterator[str]:
             if has_legal(replace(space, fixed=fixed)):
                 yield words
                 break
-    multiples = sorted({-(-space.sequences // size) * size for size in legal.divisors(space.gpus)})
-    for batch in multiples[:_TRIES]:
-        if batch != space.sequences and has_legal(replace(space, sequences=batch)):
+    for batch in _other_batches(space):
+        if has_legal(replace(space, sequences=batch)):
             yield f"batch.global={batch}"
             break
     for gpus in _other_devices(space):
         if has_legal(replace(space, gpus=gpus)):
             yield f"--gpus {gpus}"
             break
+
+
+def _other_meshes(space: Space) -> Iterator[str]:
+    """Meshes in place of all degrees that were given, as words: as things are, else with another batch, and on other
+    devices."""
+    degrees = {f"mesh.{name}" for name in legal.AXES}
+    if degrees.isdisjoint(space.fixed):
+        return
+    free = replace(space, fixed={key: value for key, value in space.fixed.items() if key not in degrees})
+
+    def mesh_words(there: Space) -> str:
+        sizes = zip(legal.AXES, first_legal(there) or (), strict=False)
+        return " ".join(f"mesh.{name}={size}" for name, size in sizes if size > 1 or f"mesh.{name}" in space.fixed)
+
+    if words := mesh_words(free):
+        yield words
+        return
+    others = (
+        [(f"batch.global={batch}", replace(free, sequences=batch)) for batch in _other_batches(free)],
+        [(f"--gpus {gpus}", replace(free, gpus=gpus)) for gpus in _other_devices(free)],
+    )
+    for some in others:
+        found = ((before, mesh_words(there)) for before, there in some)
+        yield from islice((f"{before} {words}" for before, words in found if words), 1)
+
+
+def _other_batches(space: Space) -> list[int]:
+    """Global batches above the one asked for that ranks of a mesh may share, the least first."""
+    batches = sorted({-(-space.sequences // size) * size for size in legal.divisors(space.gpus)})
+    return [batch for batch in batches[:_TRIES] if batch != space.sequences]
 
 
 def _other_values(space: Space, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -104,7 +135,8 @@ def nothing_fits(
     if fits is None:
         return RequestError(f"{space.gpus} x {device.name}", rule)
     nearby = [f"--gpus {gpus}" for gpus in _more_devices(space, fits)]
-    smaller = "a smaller batch.micro, data.sequence_length or model"
+    micro = "batch.micro, " if space.fixed.get("batch.micro", 1) > 1 else ""  # else the search tried 1
+    smaller = f"a smaller {micro}data.sequence_length or model"
     return RequestError(f"{space.gpus} x {device.name}", rule, (*nearby, smaller))
 
 

@@ -85,3 +85,27 @@ def test_stages_and_blocks_by_one_rule(cluster: str, layers: int, pp: int, chunk
     else:
         with pytest.raises(RequestError, match="one at least a stage"):
             planned(run, space.target.arch, pp, where)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("within", [0, 1, 2, 3, 4, 6, 12, 24])
+@pytest.mark.parametrize("more", [{}, {"parallel.offload": "params"}])
+def test_shards_within_a_number_of_replicas_by_one_rule(zero: int, within: int, more: dict[str, str]) -> None:
+    """Within all replicas, and within one, was refused by the search alone."""
+    keys = {"mesh.dp": 12, "batch.micro": 1, "parallel.zero": zero, "parallel.zero_shard_within": within, **more}
+    run = load_run(None, [*DENSE, *(f"{key}={value}" for key, value in keys.items())])
+    space = space_of(run, 12, cluster_of("h100-sxm"), keys)
+    if legal.mesh_rules(space, (12, 1, 1, 1, 1)) is None:
+        plan = planned(run, space.target.arch, 12)
+        found = {each[:2] for each in legal._shardings(space, 12, 8)}
+        assert found == {(plan.sharding.stage, plan.sharding.within)}
+    else:
+        with pytest.raises(RequestError, match=r"zero_shard_within|parallel\.offload"):
+            planned(run, space.target.arch, 12)
+
+
+def test_the_search_takes_what_the_estimate_takes() -> None:
+    for within, sharding in ((12, (3, 0)), (1, (0, 0))):
+        keys = {"mesh.dp": 12, "parallel.zero": 3, "parallel.zero_shard_within": within}
+        best = search(load_run(None, DENSE), 12, "h100-sxm", fixed=keys, top=1, budget=0).best
+        assert (best.price.plan.sharding.stage, best.price.plan.sharding.within) == sharding

@@ -15,6 +15,7 @@ from meshwright.price import legal
 from meshwright.price.advice import Advice, topology
 from meshwright.price.candidates import groups_of, has_legal, points_of, priced_units
 from meshwright.price.catalogue import cluster_of
+from meshwright.price.nothing import nothing_fits
 from meshwright.price.price import Price
 from meshwright.price.request import planned
 from meshwright.price.search import By, Ranking, search, space_of, with_keys
@@ -124,7 +125,8 @@ def test_neighbours_of_what_is_refused_are_legal() -> None:
         (("batch.global=7",), 2, {"mesh.pp": 2, "parallel.schedule": "interleaved", "parallel.chunks": 2}),
         ((), 8, {"mesh.dp": 4, "parallel.zero": 3, "parallel.zero_shard_within": 3}),
         ((), 8, {"mesh.dp": 1, "mesh.cp": 1, "parallel.offload": "params", "parallel.zero": 3}),
-        (("model.preset=llama3-70b",), 2, {}),
+        (("model.preset=llama3-70b",), 2, {}), ((), 98304, {"mesh.tp": 3, "mesh.pp": 5}),
+        ((), 12, {"mesh.tp": 5, "mesh.pp": 7}), ((), 23, {"mesh.tp": 3, "mesh.cp": 5, "batch.micro": 1}),
     ],
 )  # fmt: skip
 def test_what_is_said_to_work_works(words: tuple[str, ...], gpus: int, fixed: dict[str, Any]) -> None:
@@ -171,6 +173,14 @@ def test_nothing_legal_says_which_rules() -> None:
 def test_nothing_fits_says_how_much_is_needed() -> None:
     with pytest.raises(RequestError, match=r"fits in 25\.\d\d GB: the least needs"):
         ranked("model.preset=llama3-70b", gpus=1, cluster="rtx4090")
+
+
+@pytest.mark.parametrize(("fixed", "helps"), [({}, False), ({"batch.micro": 1}, False), ({"batch.micro": 2}, True)])
+def test_a_smaller_micro_batch_is_told_where_there_is_one(fixed: dict[str, Any], helps: bool) -> None:
+    alone = {f"mesh.{name}": 1 for name in legal.AXES}
+    space = space_of(load_run(None, ["model.preset=llama3-70b"]), 1, cluster_of("rtx4090"), alone | fixed)
+    told = nothing_fits(space, groups_of(space)[0], lambda gpus, keys: False)
+    assert ("a smaller batch.micro" in str(told)) is helps
 
 
 @pytest.mark.parametrize(

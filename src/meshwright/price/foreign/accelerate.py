@@ -27,9 +27,13 @@ __all__ = ["DIALECT"]
 _LOSS = "loss: each micro-batch's mean counts alike unless the script passes token counts; ours divides by tokens"
 _SIZES = "parallelism_config_"
 _STRATEGIES = "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"
+_RESHARDS = "fsdp_sharding_strategy", "fsdp_reshard_after_forward"
+"""Keys that name a strategy, of the first FSDP and of the second, where a flag is usual."""
+_KEEPING = {"SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2"}  # parameters between forward and backward
+_FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_NULL = "null", "~"
 _READ = {"parallelism_config", "fsdp_config", "num_processes", "num_machines", "distributed_type", "mixed_precision"}
-_READ_FSDP = {"fsdp_reshard_after_forward", "fsdp_sharding_strategy", "fsdp_activation_checkpointing",
-              "fsdp_offload_params"}  # fmt: skip
+_READ_FSDP = {*_RESHARDS, "fsdp_activation_checkpointing", "fsdp_offload_params"}
 _READ_SIZES = {f"{_SIZES}{name}" for name in (
     "dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "cp_comm_strategy")}  # fmt: skip
 _HOST = {"compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "machine_rank", "main_process_ip",
@@ -55,8 +59,9 @@ def _read(text: str, _ranks: int | None = None) -> Reading:
     processes = whole(Format.ACCELERATE, "num_processes", given.get("num_processes", 1))
     hybrid = False
     if not sizes:
-        kind = str(given.get("distributed_type", "NO"))
+        kind = _word(given.get("distributed_type", "NO"))
         known = {"FSDP": "dp_shard", "MULTI_GPU": "dp_replicate", "MULTI_CPU": "dp_replicate", "NO": "dp_replicate"}
+        kind = "NO" if kind == "no" else kind
         if kind not in known:
             raise refuse(Format.ACCELERATE, f"distributed_type: {kind}", "has it, ours has not", tuple(known))
         at[known[kind]] = processes
@@ -69,41 +74,59 @@ def _read(text: str, _ranks: int | None = None) -> Reading:
     keys["parallel.zero"] = 3 if at["dp_shard"] * at["cp"] > 1 else 0
     if at["dp_replicate"] > 1 and keys["parallel.zero"]:
         keys["parallel.zero_shard_within"] = at["dp_shard"] * keys["mesh.cp"]
-    kept = str(fsdp.get("fsdp_reshard_after_forward", True)), _strategy(fsdp)
-    keys["parallel.reshard_after_forward"] = not {"False", "SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2"} & set(kept)
+    keys["parallel.reshard_after_forward"] = _KEEPING.isdisjoint(_strategies(fsdp))
     if hybrid:
         notes.append("HYBRID_SHARD shards within a machine there: processes / num_machines")
-    keys["parallel.recompute"] = "full" if fsdp.get("fsdp_activation_checkpointing") else "none"
-    keys["parallel.offload"] = "params" if fsdp.get("fsdp_offload_params") else "none"
+    keys["parallel.recompute"] = "full" if _flag(fsdp, "fsdp_activation_checkpointing") else "none"
+    keys["parallel.offload"] = "params" if _flag(fsdp, "fsdp_offload_params") else "none"
     if at["sp"] > 1:
         keys["parallel.context"] = "ulysses"
     elif at["cp"] > 1:
         rotate = sizes.get(f"{_SIZES}cp_comm_strategy", "allgather")
         keys["parallel.context"] = "allgather" if rotate == "allgather" else "ring"
-    precision = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}.get(str(given.get("mixed_precision", "no")))
-    if precision is None:
-        raise refuse(Format.ACCELERATE, f"mixed_precision: {given['mixed_precision']}", "has it, ours does not run it")
-    keys["precision.compute"] = precision
+    mixed = _word(given.get("mixed_precision", "no"))
+    precisions = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}
+    if mixed not in precisions:
+        raise refuse(Format.ACCELERATE, f"mixed_precision: {mixed}", "has it, ours does not run it", tuple(precisions))
+    keys["precision.compute"] = precisions[mixed]
     notes.append("batch sizes, model and optimizer are the script's there: batch.*, model.* and optimizer.* stay")
     left = [*(set(given) - _READ - _HOST), *(f"fsdp_config.{name}" for name in set(fsdp) - _READ_FSDP - _HOST_FSDP)]
     return Reading(keys, (*notes, *unread([*left, *(set(sizes) - _READ_SIZES)])))
 
 
-def _strategy(fsdp: Mapping[str, Any]) -> str:
-    """The sharding of the first FSDP, by name: told there by number, too, and by the key of the second."""
-    told = str(fsdp.get("fsdp_sharding_strategy", fsdp.get("fsdp_reshard_after_forward", "FULL_SHARD")))
-    named = dict(enumerate(_STRATEGIES, 1))
-    name = named.get(int(told), told) if told.isdecimal() and len(told) < _DIGITS else told
-    if name in ("True", "False"):
-        return _STRATEGIES[0]
-    if name not in _STRATEGIES:
-        raise refuse(Format.ACCELERATE, f"fsdp_sharding_strategy: {told}", "has no such strategy", _STRATEGIES)
-    return name
+def _word(value: Any) -> str:
+    """A word as it was meant: an unquoted `no` is a boolean in YAML."""
+    return "no" if value is False else str(value)
+
+
+def _flag(fsdp: Mapping[str, Any], name: str) -> bool:
+    """A boolean, quoted or not; False where it is not given. Raises RequestError."""
+    value, flags = str(fsdp.get(name, False)).lower(), {**_FLAGS, "1": True, "0": False}
+    if value not in flags:
+        raise refuse(Format.ACCELERATE, f"{name}: {fsdp[name]}", "wants true or false there", ("true", "false"))
+    return flags[value]
+
+
+def _strategies(fsdp: Mapping[str, Any]) -> list[str]:
+    """The sharding by name, as each key tells it: by name or number, or, by the key of the second FSDP, as a flag.
+    The first counts, but parameters are kept where one of them says so. Raises RequestError."""
+    named = {str(number): name for number, name in enumerate(_STRATEGIES, 1)}
+    flags = {word: _STRATEGIES[0 if flag else 1] for word, flag in {**_FLAGS, "0": False}.items()}
+    out = []
+    for key in _RESHARDS:
+        if key in fsdp:
+            told = _word(fsdp[key])
+            name = flags.get(told.lower(), told) if key == _RESHARDS[1] else told
+            name = named.get(name, name)
+            if name not in _STRATEGIES:
+                raise refuse(Format.ACCELERATE, f"{key}: {told}", "has no such strategy", _STRATEGIES)
+            out.append(name)
+    return out or [_STRATEGIES[0]]
 
 
 def _sharding(given: Mapping[str, Any], fsdp: Mapping[str, Any], at: dict[str, int]) -> bool:
     """Take the ranks of FSDP apart into replicas and shards; whether there are both."""
-    name, ranks = _strategy(fsdp), at["dp_shard"]
+    name, ranks = _strategies(fsdp)[0], at["dp_shard"]
     if name == "NO_SHARD":
         at |= {"dp_replicate": ranks, "dp_shard": 1}
     if not name.startswith("HYBRID"):
@@ -181,22 +204,32 @@ def _yaml(text: str, notes: list[str]) -> dict[str, Any]:
             child: dict[str, Any] = {}
             stack[-1][1][name] = child
             stack.append((depth, child))
+        elif word.lower() in _NULL:
+            stack[-1][1].pop(name, None)
         elif word[0] == "[" and word[-1] == "]":
             stack[-1][1][name] = [_scalar(each.strip()) for each in word[1:-1].split(",") if each.strip()]
         elif word[0] in "[{&*|>":
             raise refuse(Format.ACCELERATE, f"line {number}: {bare.strip()}", "files hold `name: value` lines")
         else:
             stack[-1][1][name] = _scalar(word)
-    return root
+    return _filled(root)
+
+
+def _filled(tables: dict[str, Any]) -> dict[str, Any]:
+    """Without names that have nothing under them, which is null too, in the file and in its tables."""
+    inner = {
+        name: {key: each for key, each in value.items() if each != {}} if isinstance(value, dict) else value
+        for name, value in tables.items()
+    }
+    return {name: value for name, value in inner.items() if value != {}}
 
 
 def _scalar(word: str) -> Any:
-    word = word.strip("'\"")
-    if word in ("true", "True", "yes"):
-        return True
-    if word in ("false", "False"):
-        return False
-    return int(word) if word.lstrip("-").isdecimal() and len(word) < _DIGITS else word
+    """A number, quoted or not; a boolean, unquoted alone; or the word."""
+    bare = word.strip("'\"")
+    if bare == word and word.lower() in _FLAGS:
+        return _FLAGS[word.lower()]
+    return int(bare) if bare.lstrip("-").isdecimal() and len(bare) < _DIGITS else bare
 
 
 def _differences(source: Source) -> list[str]:

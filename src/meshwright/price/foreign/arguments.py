@@ -12,6 +12,8 @@ __all__ = ["argument_number", "arguments"]
 _SCRIPT = re.compile(r"\)|[A-Za-z_]\w*\+?=.*")
 """Words of a launch script between arguments."""
 
+_DIGITS = 20  # of a whole number; what is longer is read as a float, and refused where one is no answer
+
 
 def arguments(text: str) -> tuple[dict[str, str], int]:
     """Arguments by name, and the ranks that a comment names."""
@@ -45,6 +47,7 @@ def arguments(text: str) -> tuple[dict[str, str], int]:
 def argument_number(name: str, value: str) -> int | float:
     """A number of an argument. Raises RequestError, by its name."""
     try:
-        return int(value) if value.lstrip("-").isdecimal() else float(value)
+        whole_number = value.lstrip("-").isdecimal() and len(value) < _DIGITS
+        return int(value) if whole_number else float(value)
     except ValueError:
         raise refuse(Format.MEGATRON, f"--{name} {value}", "wants a number there") from None

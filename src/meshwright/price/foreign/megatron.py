@@ -92,7 +92,7 @@ _HANDLED = {"position-embedding-type", "normalization", "num-query-groups", "max
             "hierarchical-context-parallel-sizes", "data-parallel-sharding-strategy", "expert-tensor-parallel-size",
             "num-layers-per-virtual-pipeline-stage", "num-distributed-optimizer-instances",
             "pipeline-model-parallel-layout", "train-samples", "lr-warmup-samples", "lr-warmup-fraction", "fp8-format",
-            "grad-reduce-in-bf16"}  # fmt: skip
+            "grad-reduce-in-bf16", "sgd-momentum"}  # fmt: skip
 
 
 def _whole(given: dict[str, str], name: str, default: int = 1) -> int:
@@ -206,6 +206,7 @@ def _read_training(given: dict[str, str], keys: Keys, notes: list[str]) -> None:
             f"--fp8-format {given['fp8-format']}: products of blocks in 8 bits; ours prices them, it runs none"
         )
     _read_samples(given, keys)
+    _read_unsaid(given, keys, notes)
     if "calculate-per-token-loss" not in given:
         notes.append(
             "loss: there each micro-batch's mean counts alike; ours divides the sum by the trained tokens of the "
@@ -216,7 +217,7 @@ def _read_training(given: dict[str, str], keys: Keys, notes: list[str]) -> None:
 
 
 def _read_samples(given: dict[str, str], keys: Keys) -> None:
-    """Steps that are told in samples, and what an optimizer has there where nothing is said."""
+    """Steps that are told in samples, or as a share."""
     batch = keys.get("batch.global")
     for theirs, ours in (("train-samples", "train.steps"), ("lr-warmup-samples", "optimizer.warmup_steps")):
         if theirs in given:
@@ -228,12 +229,23 @@ def _read_samples(given: dict[str, str], keys: Keys) -> None:
         share = float(argument_number("lr-warmup-fraction", given["lr-warmup-fraction"]))
         if not 0 <= share <= 1:
             raise refuse(Format.MEGATRON, f"--lr-warmup-fraction {share:g}", "wants a share of the steps there")
-        whole_run = argument_number("lr-decay-iters", given.get("lr-decay-iters", str(keys["train.steps"])))
-        keys["optimizer.warmup_steps"] = int(share * whole_run)
+        name = "lr-decay-iters" if "lr-decay-iters" in given else "train-iters"
+        told = argument_number(name, given[name]) if name in given else keys["train.steps"]
+        keys["optimizer.warmup_steps"] = int(share * whole(Format.MEGATRON, f"--{name}", told))
+
+
+def _read_unsaid(given: dict[str, str], keys: Keys, notes: list[str]) -> None:
+    """What an optimizer has there where nothing is said."""
+    decay, momentum = given.get("weight-decay", "0.01"), given.get("sgd-momentum", "0.9")
+    usual: Keys = {"min_learning_rate": 0.0, "warmup_steps": 0, "schedule": "linear"}
+    if keys["optimizer.kind"] == "sgd":
+        usual["weight_decay"] = 0.0
+        theirs = {"--weight-decay": decay, "--sgd-momentum": momentum}
+        if told := [f"{name} {value}" for name, value in theirs.items() if argument_number(name[2:], value)]:
+            notes.append(f"--optimizer sgd: ours is plain, without {' and '.join(told)} of there")
+    else:
+        usual |= {"weight_decay": 0.01, "betas": [0.9, 0.999]}
     if "optimizer.learning_rate" in keys:
-        usual = {"min_learning_rate": 0.0, "warmup_steps": 0, "weight_decay": 0.01, "schedule": "linear"}
-        if keys["optimizer.kind"] == "adamw":
-            usual["betas"] = [0.9, 0.999]
         for name, value in usual.items():
             keys.setdefault(f"optimizer.{name}", value)
 
@@ -321,6 +333,8 @@ def _layout_words(source: Source) -> Iterator[tuple[str, ...]]:
 def _training_words(source: Source) -> Iterator[tuple[str, ...]]:
     run = source.run
     yield "--optimizer", {"adamw": "adam"}.get(run.optimizer.kind.value, run.optimizer.kind.value)
+    if run.optimizer.kind.value == "sgd":
+        yield "--sgd-momentum", "0"
     yield "--adam-beta1", f"{run.optimizer.betas[0]:g}", "--adam-beta2", f"{run.optimizer.betas[1]:g}"
     yield "--lr-decay-style", run.optimizer.schedule.value
     kind, reduce = run.precision.compute.value, run.precision.reduce.value

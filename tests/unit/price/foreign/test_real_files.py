@@ -106,6 +106,41 @@ def test_what_megatron_is_not_told_is_what_megatron_takes() -> None:
     assert (optimizer.schedule.value, optimizer.betas) == ("linear", (0.9, 0.999))
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [("", "--weight-decay 0.01 and --sgd-momentum 0.9"), ("--lr 1e-2", "--weight-decay 0.01 and --sgd-momentum 0.9"),
+     ("--lr 1e-2 --sgd-momentum 0.5 --weight-decay 0", "--sgd-momentum 0.5"), ("--lr 1 --sgd-momentum 0", "--weight-d"),
+     ("--weight-decay 0 --sgd-momentum 0", "")],
+)  # fmt: skip
+def test_megatrons_sgd_is_ours_but_for_its_defaults(words: str, told: str) -> None:
+    """Its default decay was set, and the file refused for a key that nobody wrote."""
+    run, done = read(f"--optimizer sgd --global-batch-size 8 {words}", Format.MEGATRON)
+    assert (run.optimizer.kind.value, run.optimizer.weight_decay) == ("sgd", 0.0)
+    notes = [note for note in done.notes if "sgd" in note]
+    assert len(notes) == bool(told)
+    assert all(told in note and "not read" not in note for note in notes)
+
+
+def test_our_sgd_comes_back_from_megatron_as_plain_as_it_was() -> None:
+    """Without a word Megatron's has a momentum."""
+    there = convert(dump_run(load_run(None, ["model.preset=llama3-8b", "optimizer.kind=sgd"])), OURS, Format.MEGATRON)
+    assert "--sgd-momentum 0" in there.text
+    assert not any("sgd" in note for note in read(there.text, Format.MEGATRON)[1].notes)
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e3", "0", "1" * 400])
+def test_steps_of_a_share_are_whole(number: str) -> None:
+    """Of infinite steps the share was an OverflowError."""
+    for name, more in (("lr-decay-iters", "--train-iters 8"), ("train-iters", "")):
+        with pytest.raises(RequestError, match=rf"--{name}: .* wants a whole number"):
+            read(f"{more} --{name} {number} --lr-warmup-fraction 0.1", Format.MEGATRON)
+
+
+def test_numbers_that_no_float_holds_are_refused() -> None:
+    with pytest.raises(RequestError, match="betas"):
+        read(f"--lr 1 --adam-beta1 {'1' * 400}", Format.MEGATRON)
+
+
 @pytest.mark.parametrize("words", ["--train-samples 8", "--global-batch-size 8 --train-samples x",
                                    "--train-iters 8 --lr-warmup-fraction 2"])  # fmt: skip
 def test_samples_that_make_no_steps_are_refused(words: str) -> None:
@@ -140,6 +175,48 @@ def test_what_accelerate_config_writes_is_read(strategy: str, zero: int, within:
 def test_an_unknown_strategy_is_refused() -> None:
     with pytest.raises(RequestError, match="fsdp_sharding_strategy: SOME"):
         read(ACCELERATE.format(strategy="SOME"), Format.ACCELERATE)
+
+
+FLAGS = """distributed_type: FSDP
+mixed_precision: {mixed}
+num_processes: 8
+num_machines:{null}
+fsdp_config:
+  fsdp_reshard_after_forward: {flag}
+  fsdp_offload_params: {flag}
+  fsdp_activation_checkpointing: {flag}
+  fsdp_sharding_strategy:{null}
+parallelism_config:{null}
+"""
+
+
+@pytest.mark.parametrize(
+    ("mixed", "compute", "null"),
+    [
+        ("no", "float32", " null"),
+        ("'no'", "float32", ""),
+        ("~", "float32", " NULL # none"),
+        ("'bf16'", "bfloat16", " ~"),
+    ],
+)
+@pytest.mark.parametrize("word", ["true", "yes", "On", "'true'", "1", "false", "no", "OFF", '"no"', "0"])
+def test_flags_are_those_of_yaml(word: str, null: str, mixed: str, compute: str) -> None:
+    """`no` was a word, so parameters were elsewhere with it; null was one too."""
+    run = read(FLAGS.format(flag=word, null=null, mixed=mixed), Format.ACCELERATE)[0]
+    flag = word.lower().strip("\"'") in ("true", "yes", "on", "1")
+    assert run.parallel.reshard_after_forward is flag
+    assert (run.parallel.offload.value, run.parallel.recompute.value) == (("params", "full") if flag else ("none",) * 2)
+    assert (run.precision.compute.value, run.parallel.zero, run.mesh.dp) == (compute, 3, 8)
+
+
+@pytest.mark.parametrize("line", ["fsdp_offload_params: some", "fsdp_activation_checkpointing: 'none'",
+                                  "fsdp_reshard_after_forward: maybe", "fsdp_sharding_strategy: no"])  # fmt: skip
+def test_what_is_no_flag_is_refused_by_its_own_key(line: str) -> None:
+    key = line.split(":")[0]
+    with pytest.raises(RequestError, match=rf"{key}: ") as refused:
+        read(f"distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  {line}\n", Format.ACCELERATE)
+    assert all(other == key or other not in str(refused.value) for other in (
+        "fsdp_sharding_strategy", "fsdp_reshard_after_forward"))  # fmt: skip
 
 
 @pytest.mark.parametrize(("replicas", "dp", "within"), [(1, 16, 0), (2, 16, 8)])
