@@ -42,7 +42,7 @@ MEMORY_RANGE = 0.135
 """The same of memory that is not the fold of the program."""
 
 SPARED = 1.25
-"""Times its closed form that memory of the program surely does not exceed: it is within 7 % (test_program_memory)."""
+"""Times its closed form that memory of the program does not exceed: at most 1.11 in 400 random layouts, odd ones too."""
 
 _FOLDED = 20_000  # (unit, micro-batch) pairs over all stages that are worth folding one by one
 
@@ -181,9 +181,7 @@ class Price:
         """Whether the program's closed form is so far below the device's memory that the fold must be too."""
         if self.plan.arch.experts is not None or self.plan.data.documents is Documents.MASKED:
             return False  # of which it knows too little
-        software = replace(self.cluster.software, following=Following.LITERAL)
-        target = replace(self.target, cluster=replace(self.cluster, software=software))
-        layout = of_plan(self.plan)
+        target, layout = self.target.literal, of_plan(self.plan)
         peak = float(memories(target, layout, weights(target, layout)).peak[0])
         return self._reserved(int(peak * SPARED)) <= self.cluster.device.memory_bytes
 

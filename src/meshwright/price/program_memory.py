@@ -35,7 +35,7 @@ from meshwright.price.target import Target
 
 __all__ = ["Crest", "Held", "crests", "program_activations"]
 
-_FILLED = 3  # micro-batches a stage: more keep no more
+_FILLED = 3  # micro-batches a stage: more keep no more, but where all forwards come first
 _SPLIT = (Schedule.ZB_H1, Schedule.ZB_V)
 _MOST_CRESTS = 16
 
@@ -71,7 +71,7 @@ def program_activations(target: Target, layouts: Layouts) -> tuple[Held, Held, H
     Layouts that differ only in what nothing of this depends on, as ZeRO's stage, are counted once.
     """
     columns: list[Array] = [getattr(layouts, name) for name in _DECIDE]
-    _, first, which = _distinct(*columns, np.minimum(layouts.accumulation, _FILLED * layouts.pp))
+    _, first, which = _distinct(*columns, _telling(layouts))
     some = layouts.part(first)
     units = _UnitBytes(*_units_of(target, some).T)
     held = (_on_stage(some, units, stage) for stage in range(3))
@@ -110,7 +110,7 @@ def _units_of(target: Target, layouts: Layouts) -> Array:
 
 def _crests_of(layouts: Layouts, stage: int) -> Array:
     """Crests of every layout, 6 x layouts x crests: as many for all, the missing ones of nothing."""
-    micros = np.minimum(layouts.accumulation, _FILLED * layouts.pp)
+    micros = _telling(layouts)
     kinds, _, which = _distinct(layouts.schedule, layouts.pp, micros, layouts.chunks)
     table = np.zeros((6, len(kinds), _MOST_CRESTS))
     for row, (schedule, pp, count, chunks) in enumerate(kinds.astype(int)):
@@ -120,6 +120,13 @@ def _crests_of(layouts: Layouts, stage: int) -> Array:
         table[:, row, : len(kept)] = np.transpose(kept)
     most = max(1, int((table.sum(axis=0) > 0).sum(axis=1).max()))
     return np.asarray(table[:, :, :most][:, which])
+
+
+def _telling(layouts: Layouts) -> Array:
+    """Micro-batches that tell what a stage holds of all of them."""
+    every = layouts.schedule == SCHEDULES.index(Schedule.GPIPE)
+    few = np.minimum(layouts.accumulation, _FILLED * layouts.pp)
+    return np.asarray(np.where(every, layouts.accumulation, few))
 
 
 def _distinct(*columns: npt.NDArray[Any]) -> tuple[Array, npt.NDArray[np.intp], npt.NDArray[np.intp]]:

@@ -33,6 +33,8 @@ LAYOUTS = (
     "mesh.pp=4 batch.global=32 parallel.schedule=zb-v parallel.chunks=2",
     "mesh.pp=4 mesh.tp=2 batch.global=32 parallel.schedule=zb-v parallel.chunks=2 parallel.recompute=selective",
 )
+EVERY = (*LAYOUTS, "mesh.pp=4 batch.global=128 parallel.schedule=gpipe parallel.recompute=full")
+"""And one that keeps every micro-batch, however many there are."""
 
 
 def test_crests_of_the_picture() -> None:
@@ -54,7 +56,7 @@ def test_more_micro_batches_than_fill_a_pipeline_have_no_other_crests() -> None:
             assert set(crests(schedule, stage, 4, 12, chunks)) == set(crests(schedule, stage, 4, 24, chunks))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EVERY)
 def test_the_closed_form_is_near_the_fold(layout: str) -> None:
     price = ask(*MODEL, *layout.split())
     assert price.is_folded
@@ -62,7 +64,7 @@ def test_the_closed_form_is_near_the_fold(layout: str) -> None:
     assert closed == pytest.approx(price.memory["peak"], rel=0.07)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EVERY)
 def test_whether_it_fits_is_what_the_fold_says_folded_or_not(layout: str) -> None:
     """Just above and below the fold's peak, where it is folded, and far above it, where it is not."""
     usual = ask(*MODEL[:-1], *layout.split())
