@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from meshwright.checkpoint.errors import DamagedError
+from meshwright.config.once import once
 
 __all__ = ["Reader", "parse"]
 
@@ -17,7 +18,7 @@ _LIMIT = 1 << 62
 def parse(text: bytes, file: str) -> Any:
     """The JSON value of `text`. Raises DamagedError."""
     try:
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
+        return json.loads(text, object_pairs_hook=once, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise DamagedError(file, f"is not JSON as it should be ({error})") from None
 
@@ -84,15 +85,6 @@ class Reader:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= at_most:
             self.refuse(f"has {key} = {str(value)[:40]}, which is no count up to {at_most}")
         return value
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice!r} stands twice")
-    return out
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -90,10 +90,7 @@ def tried(
     schedule, other = outside["schedule"], ~_same_as_one(space, outside)
     rest = int((m > 1).sum()) * int(other.sum()) + int((m <= 1).sum()) * len(other)
     refused = []
-    for kind, misses, rule in (
-        (Schedule.INTERLEAVED, m % pp != 0, "interleaved is searched where pp divides the micro-batches of a step"),
-        (Schedule.ZB_V, m < 2 * pp - 1, "zb-v is searched from 2 pp - 1 micro-batches a step on"),
-    ):
+    for kind, misses, rule in _unknown_to_closed_forms(m, pp):
         chosen = schedule == SCHEDULES.index(kind)
         count = int((misses & (m > 1)).sum()) * int((chosen & other).sum())
         count += int((misses & (m <= 1)).sum()) * int(chosen.sum())
@@ -103,6 +100,12 @@ def tried(
                 works.append("parallel.schedule=1f1b parallel.chunks=1")
             refused.append(Refusal(mesh, rule, count, tuple(works)))
     return rest - sum(each.count for each in refused), refused
+
+
+def _unknown_to_closed_forms(m: Array, pp: int) -> Iterator[tuple[Schedule, npt.NDArray[np.bool_], str]]:
+    """Schedules whose closed form is not about every number of micro-batches `m`: where it is not, and the rule."""
+    yield Schedule.INTERLEAVED, m % pp != 0, "interleaved is searched where pp divides the micro-batches of a step"
+    yield Schedule.ZB_V, m < 2 * pp - 1, "zb-v is searched from 2 pp - 1 micro-batches a step on"
 
 
 def _same_as_one(space: Space, outside: Mapping[str, Array]) -> npt.NDArray[np.bool_]:
@@ -181,11 +184,9 @@ def known(space: Space, group: Group, worth: np.ndarray) -> npt.NDArray[np.bool_
     """inside x outside: whether a schedule has the micro-batches that its closed form is about, and ZeRO-2 is not 1."""
     dp, _, pp, _, ep = group.mesh
     m = space.sequences / (group.inside["micro"][worth] * dp * ep)
-    schedule = group.outside["schedule"]
-    odd, short = m % pp != 0, m < 2 * pp - 1
-    known = ~(odd[:, None] & (schedule == SCHEDULES.index(Schedule.INTERLEAVED)))
-    known &= ~(short[:, None] & (schedule == SCHEDULES.index(Schedule.ZB_V)))
-    known &= ~((m > 1)[:, None] & _same_as_one(space, group.outside))
+    known = ~((m > 1)[:, None] & _same_as_one(space, group.outside))
+    for kind, misses, _ in _unknown_to_closed_forms(m, pp):
+        known &= ~(misses[:, None] & (group.outside["schedule"] == SCHEDULES.index(kind)))
     return np.asarray(known)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import permutations
 from typing import Any
@@ -55,9 +55,7 @@ class Space:
         runs = not lacking(self.target.arch) and self.target.precision.compute is not Dtype.FLOAT8
         if self.target.is_literal or not runs or self.target.arch.experts is not None:
             return None
-        cluster = self.target.cluster
-        software = replace(cluster.software, following=Following.LITERAL)
-        return replace(self.target, cluster=replace(cluster, software=software))
+        return self.target.literal
 
     def allowed(self, key: str, values: Sequence[Any]) -> list[Any]:
         """The values of `key` that may be chosen: those given, or the one it is fixed at."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwright.arch.arch import Arch
 from meshwright.config.choices import Dtype, Family
@@ -91,6 +91,12 @@ class Target:
     def is_literal(self) -> bool:
         """Whether this project's own program is priced."""
         return self.cluster.software.following is Following.LITERAL
+
+    @property
+    def literal(self) -> Target:
+        """The same for this project's own program."""
+        software = replace(self.cluster.software, following=Following.LITERAL)
+        return replace(self, cluster=replace(self.cluster, software=software))
 
     @property
     def unfused(self) -> bool:

@@ -18,6 +18,7 @@ from meshwright.arch.huggingface.rope import read_rope
 from meshwright.arch.huggingface.values import check_values
 from meshwright.config.choices import Family
 from meshwright.config.errors import RequestError
+from meshwright.config.once import once
 
 _HANDLED = """
 rope_theta rope_scaling rope_parameters partial_rotary_factor original_max_position_embeddings sliding_window
@@ -43,21 +44,12 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
     if content is None:
         raise RequestError(f'model.hf = "{path}"', "is neither a config.json nor a folder that holds one")
     try:
-        config = json.loads(content, object_pairs_hook=_once)
+        config = json.loads(content, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise RequestError(str(file), f"is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise RequestError(str(file), "is not a JSON object")
     return config
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object as it says itself. Raises ValueError for a key with two values: readers differ in which they take."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} stands twice")
-    return found
 
 
 def _reason(error: OSError | RuntimeError) -> str:

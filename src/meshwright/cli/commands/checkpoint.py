@@ -54,11 +54,12 @@ def _show(paths: list[str], keys: list[str], as_json: bool) -> int:
 
     storage, path = found(paths[0])
     manifest = load_manifest(storage, path)
-    value = _shown(storage, path, manifest)
+    gone = _gone(storage, path, manifest)
+    value = _shown(storage.where(path), manifest, gone)
     if as_json:
         print_json(value)
     else:
-        print_styled("\n".join(_lines(storage, path, manifest, value)), _STYLES, sys.stdout)
+        print_styled("\n".join(_lines(storage.where(path), manifest, value, gone)), _STYLES, sys.stdout)
     return 0 if value["complete"] else 1
 
 
@@ -95,13 +96,14 @@ def _reshard(paths: list[str], keys: list[str], as_json: bool) -> int:
     if as_json:
         from meshwright.checkpoint.storage import open_storage
 
-        print_json({**_shown(open_storage(paths[1]), "", manifest), "folder": paths[1], "seconds": seconds})
+        gone = _gone(open_storage(paths[1]), "", manifest)
+        print_json({**_shown(paths[1], manifest, gone), "folder": paths[1], "seconds": seconds})
     else:
         print(f"{paths[1]}: step {manifest.step:,}, {manifest.num_bytes:,} bytes for {_mesh_text(paths[1], manifest)}")
     return 0
 
 
-def _shown(storage: Storage, path: str, manifest: Manifest) -> dict[str, Any]:
+def _shown(where: str, manifest: Manifest, gone: str) -> dict[str, Any]:
     from meshwright.checkpoint.dtypes import name_of
     from meshwright.checkpoint.plans import layout_from
     from meshwright.layout.fingerprint import shown
@@ -109,8 +111,8 @@ def _shown(storage: Storage, path: str, manifest: Manifest) -> dict[str, Any]:
     return {
         "step": manifest.step,
         "plan": f"{manifest.math}-{manifest.layout}",
-        "mesh": layout_from(manifest.plan, storage.where(path))[0],
-        "complete": not _gone(storage, path, manifest),
+        "mesh": layout_from(manifest.plan, where)[0],
+        "complete": not gone,
         "bytes": manifest.num_bytes,
         "samples": manifest.samples,
         "tensors": [
@@ -140,14 +142,13 @@ def _gone(storage: Storage, path: str, manifest: Manifest) -> str:
     return ""
 
 
-def _lines(storage: Storage, path: str, manifest: Manifest, value: dict[str, Any]) -> list[str]:
+def _lines(where: str, manifest: Manifest, value: dict[str, Any], gone: str) -> list[str]:
     rows = [("name", "shape", "dtype", "fingerprint", "pieces")]
     for tensor in value["tensors"]:
         shape = " x ".join(map(str, tensor["shape"])) or "-"
         rows.append((tensor["name"], shape, tensor["dtype"], tensor["fingerprint"], str(tensor["pieces"])))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    where, gone = storage.where(path), _gone(storage, path, manifest)
     state = f"NOT COMPLETE: {gone}" if gone else "complete"
     return [
         f"{where}: step {manifest.step:,}, {manifest.samples:,} samples, {state}",

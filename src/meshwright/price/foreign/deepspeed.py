@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.config.errors import RequestError
+from meshwright.config.once import repeated
 from meshwright.price.foreign.dialect import (
     Dialect,
     Format,
@@ -94,9 +95,8 @@ def _without_auto(given: Mapping[str, Any], path: str) -> tuple[dict[str, Any], 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object; a key given twice is refused there too."""
-    names = [name for name, _ in pairs]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise refuse(Format.DEEPSPEED, f'"{twice[0]}", given twice', "takes a key once")
+    if (twice := repeated(pairs)) is not None:
+        raise refuse(Format.DEEPSPEED, f'"{twice}", given twice', "takes a key once")
     return dict(pairs)
 
 
