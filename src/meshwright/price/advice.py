@@ -79,16 +79,18 @@ def collisions(price: Price) -> list[str]:
 def _runs(plan: Plan, axis: Axis) -> tuple[str, str]:
     """What an axis does per layer and micro-batch, and per step."""
     m, zero = plan.accumulation, plan.sharding.stage
+    repeated = "once" if m == 1 else f"for each of {m} micro-batches"
     match axis:
         case Axis.TP if plan.execution.asynchronous_tensor:
             told = "2 gathers and 2 scatters forward, the same backward and a gather more, in chunks under the products"
-            return told, f"{m} micro-batches of them"
+            return told, repeated
         case Axis.TP if plan.execution.sequence:
-            return "2 gathers and 2 scatters forward, the same backward and a gather more", f"{m} micro-batches of them"
+            return "2 gathers and 2 scatters forward, the same backward and a gather more", repeated
         case Axis.TP:
-            return "2 all-reduces forward, 2 backward", f"{m} micro-batches of them"
+            return "2 all-reduces forward, 2 backward", repeated
         case Axis.PP:
-            return "nothing", f"{m} messages forward and {m} backward a border, x {plan.pipeline.chunks} chunks"
+            laps = f" and {plan.pipeline.chunks} chunks" if plan.pipeline.chunks > 1 else ""
+            return "nothing", f"a message forward and one backward a border, {repeated}{laps}"
         case Axis.CP:
             kind = {Context.RING: "keys and values round a ring", Context.ALLGATHER: "keys and values gathered",
                     Context.ULYSSES: "4 all-to-alls a pass"}[plan.context.kind]  # fmt: skip
