@@ -20,7 +20,7 @@ from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run, change_run, dump_run
 from meshwright.config.schema import RunConfig
 from meshwright.layout.axes import DEFAULT_ORDER
-from meshwright.plan.resolve import resolve_degrees
+from meshwright.plan.resolve import resolve_degrees, stages_of
 from meshwright.price.foreign import accelerate, deepspeed, megatron, torchtitan
 from meshwright.price.foreign.dialect import Dialect, Format, Source, parsed
 
@@ -54,14 +54,17 @@ def convert(
     if ranks is not None:
         resolve_degrees(run, ranks)
     if target is Format.MESHWRIGHT:
+        _check_model(run)
         return Conversion(dump_run(run), run, tuple(notes), ())
     dialect, arch = DIALECTS[target], arch_from_model(run.model)
     degrees = resolve_degrees(run, ranks)
     at = {name: getattr(degrees, name) for name in ("dp", "tp", "pp", "cp", "ep")}
-    written = Source(run, arch, at)
+    written = Source(run, arch, at, stages_of(run, arch, degrees))
     out = dialect.write(written)
     back = _laid(dialect, out, run, ranks)
     refused, lost = _losses(run, back, arch, dialect, at)
+    if at["pp"] > 1 and "mesh" in dialect.sections and stages_of(back, arch, degrees) != written.stages:
+        refused.append(f"parallel.stages = {list(written.stages)}")
     if refused:
         problems = [RequestError(each, f"{target.value} cannot express it") for each in refused]
         raise RequestError.joined(problems)
@@ -73,6 +76,13 @@ def _run(text: str, source: Format, words: tuple[str, ...], ranks: int | None) -
         return change_run(build_run(parsed(tomllib.loads, text, "TOML")), words), []
     reading = DIALECTS[source].read(text, ranks)
     return change_run(build_run(_tables({}, reading.keys)), words), list(reading.notes)
+
+
+def _check_model(run: RunConfig) -> None:
+    """Raises RequestError where the model's sizes contradict each other; a vocabulary may still be unsaid."""
+    if run.model.preset is None and run.model.hf is None and run.model.vocab is None:
+        run = change_run(run, ("model.vocab=2",))
+    arch_from_model(run.model)
 
 
 def _laid(dialect: Dialect, text: str, run: RunConfig, ranks: int | None) -> RunConfig:
@@ -150,7 +160,7 @@ def _decides(section: str, name: str, given: Mapping[str, Any], at: Mapping[str,
     if section == "parallel":
         deciding: dict[str, bool] = {
             "sequence": at["tp"] > 1, "asynchronous_tensor": at["tp"] > 1, "schedule": at["pp"] > 1,
-            "chunks": at["pp"] > 1, "stages": at["pp"] > 1, "context": at["cp"] > 1, "context_inner": at["cp"] > 1,
+            "chunks": at["pp"] > 1, "stages": False,  # their counts are compared "context": at["cp"] > 1, "context_inner": at["cp"] > 1,
             "zero": replicas > 1,
             "zero_shard_within": parallel["zero"] > 0 and parallel["zero_shard_within"] != replicas,
             "reshard_after_forward": parallel["zero"] == 3, "offload_to": parallel["offload"] != "none",
@@ -158,5 +168,7 @@ def _decides(section: str, name: str, given: Mapping[str, Any], at: Mapping[str,
         return deciding.get(name, True)
     if section == "mesh" and name == "order":
         return list(given["mesh"]["order"]) != [axis.value for axis in DEFAULT_ORDER]
+    if section == "moe" and name in ("auxiliary_loss", "statistic"):
+        return bool(given["moe"]["balance"] == "auxiliary")
     unread = section == "optimizer" and name == "min_learning_rate" and given["optimizer"]["schedule"] == "constant"
     return not unread

@@ -54,11 +54,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is written: the run, its model, and its degrees (dp resolved)."""
+    """What is written: the run, its model, its degrees (dp resolved), and the blocks of each virtual stage."""
 
     run: RunConfig
     arch: Arch
     degrees: Mapping[str, int]
+    stages: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> int:

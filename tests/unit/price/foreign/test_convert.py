@@ -97,7 +97,8 @@ def test_experts_folded_over_context_are_refused() -> None:
 
 
 def test_megatron_experts_take_their_place_beside_data() -> None:
-    words = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --swiglu --position-embedding-type rope"
+    words = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --swiglu " \
+            "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear"
     text = (
         f"{words} --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 4 --vocab-size 96 --kv-channels 16"
     )
