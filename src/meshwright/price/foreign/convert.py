@@ -18,6 +18,7 @@ from meshwright.arch.resolve import arch_from_model
 from meshwright.config.choices import Fill
 from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run, change_run, dump_run
+from meshwright.config.problems import shown
 from meshwright.config.schema import RunConfig
 from meshwright.layout.axes import DEFAULT_ORDER
 from meshwright.plan.resolve import resolve_degrees, stages_of
@@ -64,9 +65,10 @@ def convert(
     back = _laid(dialect, out, run, ranks)
     refused, lost = _losses(run, back, arch, dialect, at)
     if at["pp"] > 1 and "mesh" in dialect.sections and stages_of(back, arch, degrees) != written.stages:
-        refused.append(f"parallel.stages = {list(written.stages)}")
+        refused.append((f"parallel.stages = {list(written.stages)}", ""))
     if refused:
-        problems = [RequestError(each, f"{target.value} cannot express it") for each in refused]
+        rule = f"{target.value} cannot express it"
+        problems = [RequestError(each, rule, (works,) if works else ()) for each, works in refused]
         raise RequestError.joined(problems)
     return Conversion(out, run, (*notes, *dialect.differences(written)), tuple(lost))
 
@@ -116,10 +118,11 @@ def _filled(run: RunConfig, ranks: int | None) -> RunConfig:
 
 def _losses(
     run: RunConfig, back: RunConfig, arch: Arch, dialect: Dialect, at: Mapping[str, int]
-) -> tuple[list[str], list[str]]:
-    """(refused, lost) keys, as `section.key = value`."""
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """(refused, lost) keys, as `section.key = value`; of a refused one also what the format has in its place."""
     given, got = run.tables(), back.tables()
-    refused, lost = [], []
+    refused: list[tuple[str, str]] = []
+    lost: list[str] = []
     if "model" in dialect.sections:
         found = arch_from_model(back.model)
         lost += [f"model: {each.name} = {getattr(arch, each.name)}" for each in fields(arch)
@@ -134,11 +137,12 @@ def _losses(
         if section == "model":
             continue
         for name, value in table.items():
-            if value == got[section].get(name) or not _decides(section, name, given, at):
+            there = got[section].get(name)
+            if value == there or not _decides(section, name, given, at):
                 continue
             if section in ("mesh", "parallel"):
-                if name != "order" or _active(value, at) != _active(got[section][name], at):
-                    refused.append(f"{section}.{name} = {value}")
+                if name != "order" or _active(value, at) != _active(there, at):
+                    refused.append((f"{section}.{name} = {shown(value)}", f"{section}.{name}={shown(there)}"))
             elif section in dialect.sections:
                 lost.append(f"{section}.{name} = {value}")
             elif value != default[section].get(name):
@@ -154,13 +158,13 @@ def _active(order: list[str], at: Mapping[str, int]) -> list[str]:
 
 
 def _decides(section: str, name: str, given: Mapping[str, Any], at: Mapping[str, int]) -> bool:
-    """Whether a key of a layout decides anything in it."""
+    """Whether a key of a layout decides anything in it. Of stages the numbers of blocks are compared."""
     parallel = given["parallel"]
     replicas = at["dp"] * at["ep"] * at["cp"]
     if section == "parallel":
         deciding: dict[str, bool] = {
             "sequence": at["tp"] > 1, "asynchronous_tensor": at["tp"] > 1, "schedule": at["pp"] > 1,
-            "chunks": at["pp"] > 1, "stages": False,  # their counts are compared "context": at["cp"] > 1, "context_inner": at["cp"] > 1,
+            "chunks": at["pp"] > 1, "stages": False, "context": at["cp"] > 1, "context_inner": at["cp"] > 1,
             "zero": replicas > 1,
             "zero_shard_within": parallel["zero"] > 0 and parallel["zero_shard_within"] != replicas,
             "reshard_after_forward": parallel["zero"] == 3, "offload_to": parallel["offload"] != "none",

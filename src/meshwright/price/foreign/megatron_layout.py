@@ -126,6 +126,9 @@ def _read_stages(given: Mapping[str, str], keys: Keys) -> None:
 
 def _even(given: Mapping[str, str], layers: int, parts: int) -> list[int]:
     """Blocks of each stage: equal, but for the first and the last where they are told or count more than blocks."""
+    if parts > layers:
+        works = (f"--num-layers {parts}",)
+        raise refuse(Format.MEGATRON, f"--num-layers {layers}", f"wants a block at least on each of {parts} stages", works)
     ends: list[int | None] = [whole_argument(given, name) if name in given else None for name in _FEWER]
     method = given.get("pp-partition-method", "type:transformer")  # Megatron-DeepSpeed
     if method.replace(" ", "").lower() not in _METHODS:

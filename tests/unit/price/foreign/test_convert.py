@@ -21,7 +21,7 @@ LAYOUTS = {
     Format.TORCHTITAN: ("model.preset=llama3.1-70b", "mesh.dp=32", "mesh.tp=8", "parallel.zero=3",
                         "parallel.zero_shard_within=8", "parallel.recompute=full", "parallel.compile=true"),
     Format.DEEPSPEED: ("mesh.dp=64", "parallel.zero=3", "parallel.offload=optimizer"),
-    Format.ACCELERATE: ("mesh.dp=16", "mesh.tp=4", "parallel.zero=3", "parallel.zero_shard_within=8",
+    Format.ACCELERATE: ("mesh.dp=16", "mesh.tp=4", "parallel.sequence=false", "parallel.zero=3", "parallel.zero_shard_within=8",
                         "parallel.recompute=full"),
 }  # fmt: skip
 
