@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import types
 import typing
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache
@@ -21,6 +22,7 @@ from meshwright.config.load import read_tables
 from meshwright.config.overrides import parse_overrides
 from meshwright.price.cluster import Cluster, Cost, Device, Network, Node, Software, year_month
 from meshwright.price.constants import VALUES
+from meshwright.price.here import this_machine
 
 _MOST = 2**31 - 1  # of a count
 _DTYPES = ("bfloat16", "float16", "float32", "float64", "float8", "float4")
@@ -50,6 +52,7 @@ def cluster_of(name: str, overrides: Sequence[str] = (), calibrated: bool = True
     """
     if name == "local" and calibrated and calibrated_path().is_file():
         tables = read_tables(calibrated_path())
+        _tell_of_another_machine(tables)
     elif name in names():
         tables = read_tables(Path(str(_folder() / f"{name}.toml")))
     elif name.endswith(".toml") or Path(name).is_file():
@@ -66,6 +69,15 @@ def cluster_of(name: str, overrides: Sequence[str] = (), calibrated: bool = True
         table[override.key[-1]] = override.value
         tables.get("sources", {}).pop(".".join(override.key[1:]), None)  # the source of another value
     return build(tables, name)
+
+
+def _tell_of_another_machine(tables: Mapping[str, Any]) -> None:
+    """Warn where `local` was measured on a machine that is not this one: its rates are not this one's."""
+    sources = tables.get("sources", {})
+    there = sources.get("machine") if isinstance(sources, Mapping) else None
+    if there is not None and there != this_machine():
+        told = f"{calibrated_path()} was measured on {there}; this machine is {this_machine()}"
+        warnings.warn(f"{told}: `meshwright doctor --calibrate` measures it", stacklevel=3)
 
 
 def build(tables: Mapping[str, Any], name: str = "cluster") -> Cluster:

@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     from meshwright.cli.measuring import measure
     from meshwright.launch.local import exit_code, run_here, run_ranks
     from meshwright.plan.resolve import resolve_degrees
+    from meshwright.price.calibration import writable_place
     from meshwright.train.machine import check_machine
 
     if arguments.out and not arguments.calibrate:
@@ -58,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     with told_once(place):
         run_config = request.load(arguments)
         degrees = resolve_degrees(run_config, None if place is None else place.world)
+        if arguments.calibrate and (place is None or place.rank == 0):
+            writable_place(arguments.out)
     at = {name: getattr(degrees, name) for name in ("dp", "tp", "pp", "cp", "ep")}
     plans = _plans(run_config) if arguments.calibrate else ()
     given: tuple[Any, ...] = (at, degrees.order, run_config.train.device.value, arguments.calibrate, plans)

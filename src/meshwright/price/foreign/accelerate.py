@@ -38,7 +38,16 @@ _KINDS = {"FSDP": "dp_shard", **dict.fromkeys(
     ("MULTI_GPU", "MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_HPU", "NO"),
     "dp_replicate")}  # fmt: skip
 _PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "no": "float32"}
-_READ = {"deepspeed_config", "megatron_lm_config", "parallelism_config", "fsdp_config", "num_processes", "num_machines", "distributed_type", "mixed_precision"}
+_READ = {
+    "deepspeed_config",
+    "megatron_lm_config",
+    "parallelism_config",
+    "fsdp_config",
+    "num_processes",
+    "num_machines",
+    "distributed_type",
+    "mixed_precision",
+}
 _READ_FSDP = {*_RESHARDS, "fsdp_activation_checkpointing", "fsdp_offload_params"}
 _READ_SIZES = {f"{_SIZES}{name}" for name in (
     "dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "cp_comm_strategy")}  # fmt: skip
@@ -65,14 +74,14 @@ def _read(text: str, ranks: int | None = None) -> Reading:
     plugin = _word(given.get("distributed_type", "NO"))
     if plugin in PLUGINS:
         ways = at.pop("sp")
-        if named := [names[name] for name, size in at.items() if size > 1]:
-            raise refuse(Format.ACCELERATE, f"{named[0]} beside distributed_type: {plugin}", "has one of them")
+        if other := [names[name] for name, size in at.items() if size > 1]:
+            raise refuse(Format.ACCELERATE, f"{other[0]} beside distributed_type: {plugin}", "has one of them")
         if processes is not None and processes % ways:
             raise refuse(Format.ACCELERATE, f"num_processes: {processes}", f"wants a multiple of {names['sp']} {ways}")
         keys |= PLUGINS[plugin](given, processes and processes // ways, notes)
         keys |= {"mesh.cp": ways, "parallel.context": "ulysses"} if ways > 1 else {}
-        half = _word(given.get("mixed_precision", "no")) == "fp16"
-        return _finished(given, keys, notes, fsdp, sizes, reduced=plugin == "DEEPSPEED" and (half or keys["parallel.zero"] > 0))
+        half = _word(given.get("mixed_precision", "no")) == "fp16" or keys["parallel.zero"] > 0
+        return _finished(given, keys, notes, fsdp, sizes, reduced=plugin == "DEEPSPEED" and half)
     if sizes:
         total = math.prod(at.values())
         if processes is not None and processes != total:

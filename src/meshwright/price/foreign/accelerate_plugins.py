@@ -6,6 +6,7 @@ megatron_lm_config      megatron_lm_tp_degree, pp_degree, num_micro_batches, seq
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -75,8 +76,8 @@ def _megatron(given: Mapping[str, Any], processes: int | None, notes: list[str])
     keys["parallel.zero"] = int(flag(config, "megatron_lm_use_distributed_optimizer"))
     _clipping(config, "megatron_lm_gradient_clipping", keys)
     if "megatron_lm_num_micro_batches" in config:
-        notes.append(f"megatron_lm_num_micro_batches {config['megatron_lm_num_micro_batches']}: batch.global is micro x "
-                     "this x data-parallel ranks there")  # fmt: skip
+        number_of = config["megatron_lm_num_micro_batches"]
+        notes.append(f"megatron_lm_num_micro_batches {number_of}: batch.global is micro x this x replicas there")
     if keys["mesh.pp"] > 1:
         notes.append("stages have as many blocks each there; ours, balanced, count embedding and head")
     notes += unread(f"megatron_lm_config.{name}" for name in set(config) - _MEGATRON)
@@ -86,10 +87,8 @@ def _megatron(given: Mapping[str, Any], processes: int | None, notes: list[str])
 def _clipping(config: Mapping[str, Any], name: str, keys: Keys) -> None:
     if name in config:
         value = config[name]
-        try:
+        with contextlib.suppress(ValueError):  # told by `number`
             value = float(value) if isinstance(value, str) else value
-        except ValueError:
-            pass  # told by `number`
         keys["optimizer.clip_norm"] = number(Format.ACCELERATE, name, value)
 
 

@@ -1,8 +1,8 @@
 """Arguments of Megatron-LM as words of a shell: a plain list of them, or the launch script that holds it.
 
-    LAYERS=32                                a variable; $LAYERS, ${LAYERS} and ${LAYERS:-24} are its value from there on
-    MODEL_ARGS=( --num-layers $LAYERS )      arguments in an array
-    MODEL_ARGS=" --num-layers $LAYERS "      arguments in quotes
+LAYERS=32                                a variable; $LAYERS, ${LAYERS} and ${LAYERS:-24} are its value then
+MODEL_ARGS=( --num-layers $LAYERS )      arguments in an array
+MODEL_ARGS=" --num-layers $LAYERS "      arguments in quotes
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Reader:
                     self.name = ""
             elif setting := _SET.fullmatch(word):
                 self.name = ""
-                self._set(*setting.groups(), depth=depth)
+                self._set(setting[1], setting[2], setting[3], depth)
             else:
                 self._word(word, depth)
 

@@ -28,7 +28,7 @@ _CONTEXT = {"ring": "p2p", "allgather": "all_gather", "ulysses": "a2a"}
 _SHARDED = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 _FEWER = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
 _COUNTED = "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"
-_METHODS = "type:transformer", "type:transformer|embedding"
+_METHODS: tuple[str, ...] = ("type:transformer", "type:transformer|embedding")
 _SELECTED = "core_attn"
 _OTHER = {"pipeline-model-parallel-split-rank", "pipeline-model-parallel-comm-backend-split", "use-tp-pp-dp-cp-mapping",
           "tensor-model-parallel-split", "hybrid-context-parallel", "dynamic-context-parallel"}  # fmt: skip
@@ -127,8 +127,8 @@ def _read_stages(given: Mapping[str, str], keys: Keys) -> None:
 def _even(given: Mapping[str, str], layers: int, parts: int) -> list[int]:
     """Blocks of each stage: equal, but for the first and the last where they are told or count more than blocks."""
     if parts > layers:
-        works = (f"--num-layers {parts}",)
-        raise refuse(Format.MEGATRON, f"--num-layers {layers}", f"wants a block at least on each of {parts} stages", works)
+        rule = f"wants a block at least on each of {parts} stages"
+        raise refuse(Format.MEGATRON, f"--num-layers {layers}", rule, (f"--num-layers {parts}",))
     ends: list[int | None] = [whole_argument(given, name) if name in given else None for name in _FEWER]
     method = given.get("pp-partition-method", "type:transformer")  # Megatron-DeepSpeed
     if method.replace(" ", "").lower() not in _METHODS:
@@ -188,7 +188,9 @@ def _read_recomputation(given: Mapping[str, str], keys: Keys, notes: list[str]) 
     keys["parallel.recompute"] = kind
     if kind == "selective":
         if (modules := given.get("recompute-modules", _SELECTED)) != _SELECTED:
-            notes.append(f"selective recomputation is of {modules} there; ours is of the attention core and what is cheap")
+            notes.append(
+                f"selective recomputation is of {modules} there; ours is of the attention core and what is cheap"
+            )
         else:
             notes.append("selective recomputation is of the attention core there; ours also repeats what is cheap")
     if kind != "full":

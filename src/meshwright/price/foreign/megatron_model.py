@@ -1,7 +1,7 @@
 """The model in Megatron-LM's words, both ways. A family is known by the words that its template would be written in.
 
-    --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear       llama, mixtral, ...
-    (nothing: learned positions, LayerNorm, biases, gelu)                                       gpt2
+--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear       llama, mixtral, ...
+(nothing: learned positions, LayerNorm, biases, gelu)                                       gpt2
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _OTHER = {
     "multi-latent-attention", "mtp-num-layers", "moe-router-pre-softmax", "moe-router-score-function",
     "moe-router-topk-scaling-factor", "moe-router-num-groups", "squared-relu", "rotary-percent", "window-size",
     "apply-residual-connection-post-layernorm", "softmax-type", "heterogeneous-layers-config-path",
-    "hybrid-override-pattern", "experimental-attention-variant", "qk-l2-norm", "attention-output-gate", "glu-activation",
-    "quick-geglu", "no-rope-freq", "num-experts-per-layer", "mrope-section", "encoder-num-layers", "decoder-num-layers",
-    "moe-router-use-gating-bias",
+    "hybrid-override-pattern", "experimental-attention-variant", "qk-l2-norm", "attention-output-gate",
+    "glu-activation", "quick-geglu", "no-rope-freq", "num-experts-per-layer", "mrope-section", "encoder-num-layers",
+    "decoder-num-layers", "moe-router-use-gating-bias",
 }  # fmt: skip
 """Words that make another model, which no key of ours is."""
 
@@ -184,7 +184,9 @@ def _read_vocabulary(given: Mapping[str, str], keys: Keys, notes: list[str]) -> 
     multiple = whole_argument(given, "make-vocab-size-divisible-by", 128)
     multiple *= whole_argument(given, "tensor-model-parallel-size")
     if whole_argument(given, "vocab-size") % multiple:
-        notes.append(f"--vocab-size: there the table is padded to a multiple of {multiple}; ours has as many rows as told")
+        notes.append(
+            f"--vocab-size: there the table is padded to a multiple of {multiple}; ours has as many rows as told"
+        )
 
 
 def model_words(arch: Arch, sequence_length: int) -> Iterator[tuple[str, ...]]:
@@ -216,4 +218,5 @@ def model_words(arch: Arch, sequence_length: int) -> Iterator[tuple[str, ...]]:
     if rope and rope.scaling is RopeScaling.LLAMA3 and all(getattr(rope, name) == x for name, x in _LLAMA3.items()):
         yield "--use-rope-scaling", "--rope-scaling-factor", repr(rope.factor)
     elif rope and rope.scaling is not RopeScaling.NONE:
-        raise RequestError(f'model.rope_scaling.kind = "{rope.scaling.value}"', "megatron has no such scaling of gpt models")
+        rule = "megatron has no such scaling of its gpt models"
+        raise RequestError(f'model.rope_scaling.kind = "{rope.scaling.value}"', rule)

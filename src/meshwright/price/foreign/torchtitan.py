@@ -162,7 +162,8 @@ def _flat(tables: dict[str, Any]) -> dict[str, Any]:
 def _read_schedule(flat: dict[str, Any], keys: Keys, notes: list[str]) -> None:
     kind = flat.get("lr_scheduler.decay_type", "linear")
     if kind not in ("linear", "cosine"):
-        raise refuse(Format.TORCHTITAN, f"lr_scheduler.decay_type = {kind}", "has it, ours has not", ("linear", "cosine"))
+        works = ("linear", "cosine")
+        raise refuse(Format.TORCHTITAN, f"lr_scheduler.decay_type = {kind}", "has it, ours has not", works)
     keys["optimizer.schedule"] = kind
     least = {"optimizer.lr": flat["optimizer.lr"], _FACTOR: flat.get(_FACTOR, 0.0)}
     peak, factor = (number(Format.TORCHTITAN, path, value) for path, value in least.items())
@@ -171,7 +172,7 @@ def _read_schedule(flat: dict[str, Any], keys: Keys, notes: list[str]) -> None:
         if number(Format.TORCHTITAN, "lr_scheduler.decay_ratio", ratio) == 0:
             keys |= {"optimizer.schedule": "constant", "optimizer.min_learning_rate": 0.0}
         else:
-            notes.append(f"decay_ratio {ratio}: the rate falls over that last share of steps there; ours from warm-up on")
+            notes.append(f"decay_ratio {ratio}: the rate falls in that last share of steps there, ours from warm-up on")
 
 
 def _read_precision(flat: dict[str, Any], keys: Keys, notes: list[str]) -> None:
