@@ -13,16 +13,16 @@ __all__ = ["check_writable", "write_whole"]
 
 def check_writable(file: Path) -> None:
     """Raise RequestError where `file` could not be written: asked before long work, not after it."""
-    if file.is_dir():
-        raise RequestError(f'"{file}"', "is a folder; a file is wanted", (str(file / "FILE"),))
-    if not file.parent.is_dir():
-        raise RequestError(str(file), f"there is no folder {file.parent}", (f"mkdir -p {file.parent}",))
-    if _is_special(file):
-        return
-    target = file.resolve()
-    if target.exists() and not os.access(target, os.W_OK):
-        raise RequestError(str(file), "may not be written: it is read-only", ("another FILE",))
     try:
+        if file.is_dir():
+            raise RequestError(f'"{file}"', "is a folder; a file is wanted", (str(file / "FILE"),))
+        if not file.parent.is_dir():
+            raise RequestError(str(file), f"there is no folder {file.parent}", (f"mkdir -p {file.parent}",))
+        if _is_special(file):
+            return
+        target = file.resolve()
+        if target.exists() and not os.access(target, os.W_OK):
+            raise RequestError(str(file), "may not be written: it is read-only", ("another FILE",))
         _draft(target).touch()
         _draft(target).unlink()
     except OSError as error:
@@ -51,8 +51,9 @@ def write_whole(file: Path, text: str) -> None:
             shutil.copymode(target, draft)
         draft.replace(target)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise _failed(file, error) from None
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _is_special(file: Path) -> bool:

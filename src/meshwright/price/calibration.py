@@ -129,6 +129,8 @@ def calibrated(found: Measured, name: str = "local") -> Cluster:
     tables: dict[str, Any] = {**asdict(cluster_of("local", calibrated=False)), "name": name}
     sources = dict(tables["sources"]) | {
         "machine": this_machine(),
+        "device.memory_bytes": "of the machine, by the system, and of each rank on it as much",
+        "device.matrix_share": "measured rates are whole",
         "device.memory_bytes_per_s": "measured: a copy of 64 MB on every rank at once",
     }
     tables["device"] |= {"name": found.device, "generation": found.generation, "memory_bytes": found.memory_bytes,

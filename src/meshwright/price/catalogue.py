@@ -51,8 +51,7 @@ def cluster_of(name: str, overrides: Sequence[str] = (), calibrated: bool = True
     Raises RequestError for unknown names, keys and values, all at once.
     """
     if name == "local" and calibrated and calibrated_path().is_file():
-        tables = read_tables(calibrated_path())
-        _tell_of_another_machine(tables)
+        tables = _calibrated_tables(calibrated_path())
     elif name in names():
         tables = read_tables(Path(str(_folder() / f"{name}.toml")))
     elif name.endswith(".toml") or Path(name).is_file():
@@ -71,13 +70,24 @@ def cluster_of(name: str, overrides: Sequence[str] = (), calibrated: bool = True
     return build(tables, name)
 
 
-def _tell_of_another_machine(tables: Mapping[str, Any]) -> None:
-    """Warn where `local` was measured on a machine that is not this one: its rates are not this one's."""
-    sources = tables.get("sources", {})
-    there = sources.get("machine") if isinstance(sources, Mapping) else None
+def _calibrated_tables(file: Path) -> dict[str, Any]:
+    """What was measured of this machine; with a warning where it was another: its rates are not this one's.
+
+    Raises RequestError where the file is damaged.
+    """
+    try:
+        tables = read_tables(file)
+        found = build(tables, str(file))
+    except RequestError as error:
+        first = error.problems[0] if error.problems else error
+        told = first.rule if first.value.startswith(str(file)) else f"{first.value} {first.rule}"
+        rule = f"holds no measurement of this machine: {told}"
+        raise RequestError(str(file), rule, ("meshwright doctor --calibrate",)) from None
+    there = found.sources.get("machine")
     if there is not None and there != this_machine():
-        told = f"{calibrated_path()} was measured on {there}; this machine is {this_machine()}"
+        told = f"{file} was measured on {there}; this machine is {this_machine()}"
         warnings.warn(f"{told}: `meshwright doctor --calibrate` measures it", stacklevel=3)
+    return tables
 
 
 def build(tables: Mapping[str, Any], name: str = "cluster") -> Cluster:

@@ -98,7 +98,10 @@ def train_joined(status: RankStatus, job: Job) -> Outcome:
         feed = replace(feed, first_step=start.step, consumed=start.samples)
         journal = refused_together(side, lambda: stack.enter_context(Journal.open(job, start.step)) if leads else None)
         saves = stack.enter_context(Saves(engine, job, side, feed.dataset.digest, progress.say))
-        meter = Meter(job.plan, job.steps, peak_here(engine, story.priced_on(engine), side))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            meter = Meter(job.plan, job.steps, peak_here(engine, story.priced_on(engine), side))
+        progress.say(*dict.fromkeys(f"warning: {each.message}" for each in told))
         return _Loop(job, status, stop, engine, feed, journal, progress, saves, meter).run()
 
 

@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from meshwright.plan.resolve import resolve_degrees
     from meshwright.price.calibration import writable_place
     from meshwright.train.machine import check_machine
+    from meshwright.train.room import check_machine_room
 
     if arguments.out and not arguments.calibrate:
         raise RequestError("--out", "is where --calibrate writes", ("--calibrate --out FILE",))
@@ -67,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     found: list[Measured] = []
     if place is None:
         check_machine(run_config.train.device, degrees.ranks)
+        for plan in plans:  # every rank times the units of its own
+            check_machine_room(plan, run_config.train.device, degrees.ranks)
         code = exit_code(lambda: found.extend(run_ranks(measure, degrees.ranks, *given)))
     else:
         code = exit_code(lambda: found.append(run_here(measure, place, *given)))

@@ -134,10 +134,13 @@ def _read_batch(given: Mapping[str, Any], keys: Keys, notes: list[str], ranks: i
             works = ("--ranks N", f'"{_MICRO}": 1')
             raise refuse(Format.DEEPSPEED, _MICRO, "derives it from the ranks; give one of them", works)
         micro = batch // (replicas * (steps or 1))
+        if micro * replicas * (steps or 1) != batch:
+            rule = f"wants a multiple of {replicas} data-parallel ranks x accumulation {steps or 1}"
+            raise refuse(Format.DEEPSPEED, f"{_BATCH} = {batch}", rule)
     if batch and micro and steps and (micro * steps * (replicas or 0) != batch):
         rule = f"wants micro {micro} x accumulation {steps} x {replicas or 'data-parallel'} ranks"
         raise refuse(Format.DEEPSPEED, f"{_BATCH} = {batch}", rule)
-    if batch and micro and replicas and (micro < 1 or batch % (micro * replicas)):
+    if batch and micro and replicas and batch % (micro * replicas):
         rule = f"wants a multiple of {replicas} data-parallel ranks x {_MICRO}"
         raise refuse(Format.DEEPSPEED, f"{_BATCH} = {batch}", rule)
     keys["batch.micro"] = micro or 1
