@@ -28,7 +28,7 @@ _SURELY = 0.9  # forecasts are within 5 % of what is measured, and a first step 
 
 
 def check_machine_room(plan: Plan, device: DeviceKind, copies: int = 1) -> None:
-    """Before all ranks start on this machine, of `copies` such runs: where they share its memory. Raises RequestError."""
+    """Before all ranks of `copies` such runs start on this machine and share its memory. Raises RequestError."""
     if device is not DeviceKind.CPU:
         import torch
 

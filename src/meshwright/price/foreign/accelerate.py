@@ -63,7 +63,7 @@ _HOST_FSDP = {"fsdp_version", "fsdp_auto_wrap_policy", "fsdp_transformer_layer_c
 def _read(text: str, ranks: int | None = None) -> Reading:
     notes = [_LOSS]
     given = mapping(text, notes)
-    check_spoken(Format.ACCELERATE, given, _READ)
+    check_spoken(Format.ACCELERATE, given, ("distributed_type", "num_processes", *sorted(_READ)))
     keys: Keys = {}
     sizes = table(Format.ACCELERATE, given, "parallelism_config")
     names = {name: f"{_SIZES}{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
@@ -244,4 +244,4 @@ def _differences(source: Source) -> list[str]:
     return out
 
 
-DIALECT = Dialect(_read, _write, _differences, frozenset({"mesh", "parallel", "precision"}))
+DIALECT = Dialect(_read, _write, _differences, frozenset({"mesh", "parallel", "precision"}), ("pp", "ep"))

@@ -60,6 +60,11 @@ def convert(
     dialect, arch = DIALECTS[target], arch_from_model(run.model)
     degrees = resolve_degrees(run, ranks)
     at = {name: getattr(degrees, name) for name in ("dp", "tp", "pp", "cp", "ep")}
+    if unsaid := [axis for axis in dialect.unspoken if at[axis] > 1]:
+        rule = f"{target.value} cannot express it"
+        raise RequestError.joined(
+            RequestError(f"mesh.{axis} = {at[axis]}", rule, (f"mesh.{axis}=1",)) for axis in unsaid
+        )
     written = Source(run, arch, at, stages_of(run, arch, degrees))
     out = dialect.write(written)
     back = _laid(dialect, out, run, ranks)

@@ -61,7 +61,7 @@ def _read(text: str, ranks: int | None = None) -> Reading:
     given = parsed(lambda each: json.loads(each, object_pairs_hook=_once), text, "JSON")
     if not isinstance(given, dict):
         raise RequestError("the file", "is no DeepSpeed configuration: an object is wanted", ("{...}",))
-    check_spoken(Format.DEEPSPEED, given, _KNOWN)
+    check_spoken(Format.DEEPSPEED, given, (_BATCH, _MICRO, "zero_optimization", *sorted(_KNOWN)))
     keys: Keys = {}
     notes = [_LOSS]
     sizes = {name: given.get(name) for name in (_BATCH, _MICRO, _STEPS)}
@@ -239,5 +239,9 @@ def _differences(source: Source) -> list[str]:
 
 
 DIALECT = Dialect(
-    _read, _write, _differences, frozenset({"mesh", "parallel", "batch", "optimizer", "precision", "seed"})
+    _read,
+    _write,
+    _differences,
+    frozenset({"mesh", "parallel", "batch", "optimizer", "precision", "seed"}),
+    ("pp",),
 )

@@ -86,6 +86,7 @@ class Dialect:
     write: Callable[[Source], str]
     differences: Callable[[Source], list[str]]
     sections: frozenset[str]
+    unspoken: tuple[str, ...] = ()  # axes of the mesh that it has no word for
 
 
 def table(format_: Format, given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -117,10 +118,13 @@ def unread(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_spoken(format_: Format, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raises RequestError where a file has no word of the format: it is of another, and would be read as nothing."""
-    every = set(known)
-    if every.isdisjoint(names):
-        raise RequestError("the file", f"has no word of {format_.value}", sorted(every)[:3])
+    """Raises RequestError where a file has no word of the format: it is of another, and would be read as nothing.
+
+    `known`: the words to look for first.
+    """
+    every = list(known)
+    if set(every).isdisjoint(names):
+        raise RequestError("the file", f"has no word of {format_.value}", every[:3])
 
 
 def parsed(parse: Callable[[str], Any], text: str, language: str) -> Any:

@@ -49,7 +49,8 @@ def _read(text: str, started: int | None = None) -> Reading:
     found = arguments(text)
     given, ranks = found.given, found.ranks or started or 0
     known = {*_NUMBERS, *_READ, *_SAME}
-    check_spoken(Format.MEGATRON, (f"--{name}" for name in given), (f"--{name}" for name in known))
+    spoken = [f"--{name}" for name in (*_NUMBERS, *sorted(known - set(_NUMBERS)))]
+    check_spoken(Format.MEGATRON, (f"--{name}" for name in given), spoken)
     if wrong := sorted(name for name in given if "_" in name and name.replace("_", "-") in known):
         raise refuse(Format.MEGATRON, f"--{wrong[0]}", "has no such word", (f"--{wrong[0].replace('_', '-')}",))
     keys: Keys = {}

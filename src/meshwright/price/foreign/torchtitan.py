@@ -11,7 +11,6 @@ stages of layers + 2 counted evenly     stages = [..]    embedding and head are 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
 from typing import Any
 
 import tomli_w
@@ -31,6 +30,7 @@ from meshwright.price.foreign.dialect import (
     unread,
     whole,
 )
+from meshwright.price.foreign.torchtitan_stages import FREED, PARTS, SCHEDULES, put_stages, read_pipeline
 
 __all__ = ["DIALECT"]
 
@@ -43,8 +43,6 @@ _FLAVORS = {
 }  # fmt: skip
 _FACTOR = "lr_scheduler.min_lr_factor"
 _ROTATE = "parallelism.context_parallel_rotate_method"
-_PARTS = "parallelism.module_fqns_per_model_part"
-_OUTER = 2  # embedding and head count as a block each there
 _OLDER = {
     "training.batch_size": "training.local_batch_size", "training.compile": "compile.enable",
     "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
@@ -68,18 +66,18 @@ _UNSAID = {
 _WHERE_ON = frozenset({"checkpoint.interval", "parallelism.enable_async_tensor_parallel"})
 """Written where they are on: off is their default, and not every release knows the second."""
 
-_REFUSED = "parallelism.pipeline_parallel_split_points", "parallelism.pipeline_parallel_schedule_csv"
-_FREED = "parallelism.pipeline_parallel_first_stage_less_layers", "parallelism.pipeline_parallel_last_stage_less_layers"
 _ELSE = {
+    *FREED,
+    "parallelism.pipeline_parallel_split_points",
+    "parallelism.pipeline_parallel_schedule_csv",
     "model.name", "model.flavor", "parallelism.fsdp_reshard_after_forward", "parallelism.pipeline_parallel_schedule",
     "training.mixed_precision_param", "training.mixed_precision_reduce", "training.enable_cpu_offload",
     "optimizer.name", "optimizer.beta1", "optimizer.beta2", "lr_scheduler.decay_type", "lr_scheduler.min_lr_factor",
     "checkpoint.enable", "lr_scheduler.decay_ratio", "model.converters", "activation_checkpoint.selective_ac_option",
-    _ROTATE, _PARTS, "parallelism.pipeline_parallel_microbatches", "training.dtype",
+    _ROTATE, PARTS, "parallelism.pipeline_parallel_microbatches", "training.dtype",
 }  # fmt: skip
 """Read one by one."""
 
-_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
 _DEGREES = tuple(f"parallelism.{name}_degree" for name in (
     "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "data_parallel_replicate",
     "data_parallel_shard", "expert_tensor_parallel",
@@ -110,7 +108,7 @@ _SAME = {  # path -> key
 def _read(text: str, ranks: int | None = None) -> Reading:
     tables = parsed(tomllib.loads, text, "TOML")
     flat = _flat(tables)
-    check_spoken(Format.TORCHTITAN, flat, {*_SAME, *_WHOLE, *_ELSE})
+    check_spoken(Format.TORCHTITAN, flat, (*_SAME, *_WHOLE, *sorted(_ELSE)))
     for path in _WHOLE:
         if path in flat and (path not in _LEFT or flat[path] != -1):
             whole(Format.TORCHTITAN, path, flat[path])
@@ -126,7 +124,7 @@ def _read(text: str, ranks: int | None = None) -> Reading:
             works = ("--ranks N", "[training] global_batch_size = 256")
             raise refuse(Format.TORCHTITAN, "global_batch_size", "derives it from the ranks; give one of them", works)
         keys["batch.global"] = flat["training.local_batch_size"] * keys["mesh.dp"] * keys["mesh.ep"]
-    _read_pipeline(flat, keys)
+    read_pipeline(flat, keys)
     if (name := flat.get("optimizer.name", "AdamW")) != "AdamW":
         raise refuse(Format.TORCHTITAN, f"optimizer.name = {name}", "has it, ours has not", ("AdamW",))
     keys["optimizer.kind"] = "adamw"
@@ -238,68 +236,6 @@ def _read_mesh(flat: dict[str, Any], keys: Keys, ranks: int | None) -> None:
     keys["parallel.zero_shard_within"] = shard * cp if replicate > 1 and shard * cp > 1 else 0
 
 
-def _read_pipeline(flat: dict[str, Any], keys: Keys) -> None:
-    pp = keys["mesh.pp"]
-    policy = flat.get("parallelism.fsdp_reshard_after_forward", "default")
-    keys["parallel.reshard_after_forward"] = policy == "always" or (policy == "default" and pp == 1)
-    local = whole(Format.TORCHTITAN, "training.local_batch_size", flat["training.local_batch_size"])
-    keys["batch.micro"] = local
-    if pp == 1:
-        return
-    for path in _REFUSED:
-        if flat.get(path):
-            raise refuse(Format.TORCHTITAN, path, "cuts stages by it, ours by numbers of blocks", (_PARTS,))
-    keys["batch.micro"] = flat.get("parallelism.pipeline_parallel_microbatch_size", 1)
-    if "parallelism.pipeline_parallel_microbatches" in flat:  # their number, in older releases
-        path = "parallelism.pipeline_parallel_microbatches"
-        keys["batch.micro"] = max(local // whole(Format.TORCHTITAN, path, flat[path]), 1)
-    name = flat.get("parallelism.pipeline_parallel_schedule", "1F1B")
-    ours = {theirs.lower(): schedule for schedule, theirs in _SCHEDULES.items()}
-    if str(name).lower() not in ours:
-        works = tuple(_SCHEDULES.values())
-        raise refuse(Format.TORCHTITAN, f'pipeline_parallel_schedule = "{name}"', "has it, ours has not", works)
-    keys["parallel.schedule"] = ours[str(name).lower()]
-    _read_stages(flat, keys)
-
-
-def _read_stages(flat: dict[str, Any], keys: Keys) -> None:
-    """Chunks and blocks of each stage, where the file or the model says them."""
-    pp, looped = keys["mesh.pp"], keys["parallel.schedule"] in ("interleaved", "zb-v")
-    stages = pp * 2 if looped else pp
-    layers = preset(keys["model.preset"]).layers if "model.preset" in keys else 0
-    weights = [flat.get(path, 1) for path in _FREED]
-    for path, weight in zip(_FREED, weights, strict=True):
-        whole(Format.TORCHTITAN, path, weight, 0)
-    if parts := flat.get(_PARTS):
-        if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
-            raise refuse(Format.TORCHTITAN, f"{_PARTS} = {parts}", "wants a list of lists of modules")
-        counts = [sum(str(name).startswith("layers.") for name in part) for part in parts]
-        if len(counts) % pp or min(counts, default=0) < 1:
-            raise refuse(Format.TORCHTITAN, _PARTS, f"wants parts with layers, a multiple of {pp} of them")
-        keys["parallel.stages"], stages = counts, len(counts)
-    elif (per := flat.get("parallelism.pipeline_parallel_layers_per_stage")) and layers:
-        stages = -(-(layers + sum(weights)) // per)
-        if stages % pp:
-            path = f"pipeline_parallel_layers_per_stage = {per}"
-            raise refuse(Format.TORCHTITAN, path, f"makes {stages} stages of it, no multiple of {pp} ranks")
-    if looped:
-        keys["parallel.chunks"] = stages // pp
-    if layers and "parallel.stages" not in keys:
-        keys["parallel.stages"] = _even(layers, stages, *weights)
-
-
-def _even(layers: int, stages: int, first: int = 1, last: int = 1) -> list[int]:
-    """Blocks of each stage where the embedding counts as `first` blocks and the head as `last`."""
-    if stages > layers + first + last:
-        raise refuse(Format.TORCHTITAN, f"{stages} stages", f"has no block for each: the model has {layers}")
-    each, more = divmod(layers + first + last, stages)
-    out = [each + (stage < more) for stage in range(stages)]
-    out[0], out[-1] = out[0] - first, out[-1] - last
-    if min(out) < 1:
-        raise refuse(Format.TORCHTITAN, f"{stages} stages", f"has no block for each: the model has {layers}")
-    return out
-
-
 def _write(source: Source) -> str:
     run, at = source.run, source.degrees
     tables: dict[str, dict[str, Any]] = {}
@@ -319,14 +255,15 @@ def _write(source: Source) -> str:
     put("model.flavor", flavor or "custom")
     shards = run.parallel.zero_shard_within or source.replicas
     sharded = run.parallel.zero == 3
+    _check_sharding(source)
     put("parallelism.data_parallel_shard_degree", shards // at["cp"] if sharded else 1)
     put("parallelism.data_parallel_replicate_degree",
         at["dp"] * at["ep"] // (shards // at["cp"]) if sharded else at["dp"] * at["ep"])  # fmt: skip
     put("parallelism.fsdp_reshard_after_forward", "always" if run.parallel.reshard_after_forward else "never")
     if at["pp"] > 1:
-        put("parallelism.pipeline_parallel_schedule", _SCHEDULES.get(run.parallel.schedule.value, "?"))
+        put("parallelism.pipeline_parallel_schedule", SCHEDULES.get(run.parallel.schedule.value, "?"))
         put("parallelism.pipeline_parallel_microbatch_size", run.batch.micro)
-        _put_stages(source, put)
+        put_stages(source, put)
     if at["cp"] > 1:
         put(_ROTATE, "alltoall" if run.parallel.context.value == "ring" else "allgather")
     if run.checkpoint.every:
@@ -357,19 +294,15 @@ def _write(source: Source) -> str:
     return tomli_w.dumps(tables)
 
 
-def _put_stages(source: Source, put: Callable[[str, Any], None]) -> None:
-    """The number of layers a stage where that cuts the same stages there, else the modules of each."""
-    layers, count = source.arch.layers, len(source.stages)
-    per = -(-(layers + _OUTER) // count)
-    if layers + _OUTER >= 2 * count and tuple(_even(layers, count)) == source.stages:
-        if source.run.parallel.chunks > 1:
-            put("parallelism.pipeline_parallel_layers_per_stage", per)
-        return
-    names = iter(range(layers))
-    parts = [[f"layers.{next(names)}" for _ in range(blocks)] for blocks in source.stages]
-    parts[0].insert(0, "tok_embeddings")
-    parts[-1] += ["norm", "output"]
-    put(_PARTS, parts)
+def _check_sharding(source: Source) -> None:
+    """Raises RequestError for what dp_shard cannot say: it shards everything or nothing, and experts over it."""
+    zero, ep = source.run.parallel.zero, source.degrees["ep"]
+    if zero in (1, 2) and source.replicas > 1:
+        works = ("parallel.zero=3", "parallel.zero=0")
+        raise RequestError(f"parallel.zero = {zero}", "torchtitan cannot express it: it shards all or nothing", works)
+    if ep > 1 and zero == 0:
+        rule = "torchtitan cannot express it: experts are folded over sharded ranks"
+        raise RequestError(f"mesh.ep = {ep} with parallel.zero = 0", rule, ("parallel.zero=3", "mesh.ep=1"))
 
 
 def _differences(source: Source) -> list[str]:

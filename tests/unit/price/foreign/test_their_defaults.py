@@ -232,6 +232,22 @@ def test_what_deepspeed_and_ours_have_not_is_refused(zero: dict[str, Any]) -> No
         deepspeed(2, train_micro_batch_size_per_gpu=1, zero_optimization=zero)
 
 
+@pytest.mark.parametrize(
+    ("format_", "words", "named"),
+    [
+        (Format.TORCHTITAN, ("mesh.ep=2", "parallel.zero=1"), r"parallel\.zero = 1"),
+        (Format.TORCHTITAN, ("mesh.ep=2",), r"mesh\.ep = 2 with parallel\.zero = 0"),
+        (Format.DEEPSPEED, ("mesh.pp=2",), r"mesh\.pp = 2"),
+        (Format.ACCELERATE, ("mesh.ep=2", "parallel.zero=3"), r"mesh\.ep = 2"),
+    ],
+)
+def test_what_a_format_has_no_word_for_is_refused_by_ours(format_: Format, words: tuple[str, ...], named: str) -> None:
+    """It was told by what the written file would have been refused for."""
+    run = load_run(None, ["model.preset=mixtral-8x7b", "mesh.dp=2", "batch.micro=1", *words])
+    with pytest.raises(RequestError, match=f"{named}.*cannot express it"):
+        convert(dump_run(run), OURS, format_, (), run.mesh.pp * run.mesh.ep * 2)
+
+
 def test_what_is_refused_tells_what_the_format_has_in_its_place() -> None:
     with pytest.raises(RequestError, match=r"parallel\.sequence = true.*parallel\.sequence=false"):
         written(Format.DEEPSPEED, "mesh.tp=2", "mesh.dp=2")
