@@ -3,6 +3,7 @@
 LAYERS=32                                a variable; $LAYERS, ${LAYERS} and ${LAYERS:-24} are its value then
 MODEL_ARGS=( --num-layers $LAYERS )      arguments in an array
 MODEL_ARGS=" --num-layers $LAYERS "      arguments in quotes
+--num-layers: 32                         arguments in YAML, as recipes of tests have them
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class _Reader:
     found: Arguments
     variables: dict[str, str] = field(default_factory=dict)
     name: str = ""
+    mapped: set[str] = field(default_factory=set)
+    """Arguments with a colon: those that are "true" are flags, those that are "false" are not given."""
 
     def read(self, text: str, depth: int = 0) -> None:
         for word in _words(text):
@@ -84,9 +87,11 @@ class _Reader:
                 self.read(word, depth + 1)
         elif word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            self._start(name)
+            self._start(name.removesuffix(":"))
+            if name.endswith(":"):
+                self.mapped.add(self.name)
             if equals:
-                self.found.given[name] = value
+                self.found.given[self.name] = value
         elif self.name and word:
             self.found.given[self.name] = f"{self.found.given[self.name]} {word}".strip()
         if ends:
@@ -118,7 +123,13 @@ def arguments(text: str) -> Arguments:
                 found.ranks = whole(Format.MEGATRON, "# ranks", argument_number("ranks", parts[1]))
         else:
             lines.append(line)
-    _Reader(found).read("\n".join(lines))
+    reader = _Reader(found)
+    reader.read("\n".join(lines))
+    for name in reader.mapped & found.given.keys():
+        if found.given[name].lower() == "false":
+            del found.given[name]
+        elif found.given[name].lower() == "true":
+            found.given[name] = ""
     found.notes = list(dict.fromkeys(found.notes))
     return found
 

@@ -65,6 +65,8 @@ def convert(
         raise RequestError.joined(
             RequestError(f"mesh.{axis} = {at[axis]}", rule, (f"mesh.{axis}=1",)) for axis in unsaid
         )
+    if "batch" in dialect.sections:
+        _check_batch(run, at)
     written = Source(run, arch, at, stages_of(run, arch, degrees))
     out = dialect.write(written)
     back = _laid(dialect, out, run, ranks)
@@ -83,6 +85,15 @@ def _run(text: str, source: Format, words: tuple[str, ...], ranks: int | None) -
         return change_run(build_run(parsed(tomllib.loads, text, "TOML")), words), []
     reading = DIALECTS[source].read(text, ranks)
     return change_run(build_run(_tables({}, reading.keys)), words), list(reading.notes)
+
+
+def _check_batch(run: RunConfig, at: Mapping[str, int]) -> None:
+    """Raises RequestError where the batch is no whole number of micro-batches a rank."""
+    once = run.batch.micro * at["dp"] * at["ep"]
+    if run.batch.global_ % once:
+        works = (f"batch.global={max(run.batch.global_ // once, 1) * once}",)
+        named = f"batch.global = {run.batch.global_} with batch.micro = {run.batch.micro}"
+        raise RequestError(named, f"must be a multiple of micro x {at['dp'] * at['ep']} batch ranks = {once}", works)
 
 
 def _check_model(run: RunConfig) -> None:

@@ -53,6 +53,16 @@ _INSIDE = {
                           "pipeline_read", "pipeline_write", "pipeline", "max_in_cpu"},
     "offload_param": {"device", "nvme_path", "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"},
 }  # fmt: skip
+_LEFT = {
+    "optimizer.params.lr": ("optimizer.learning_rate", "optimizer.min_learning_rate"),
+    "optimizer.params.betas": ("optimizer.betas",), "optimizer.params.eps": ("optimizer.eps",),
+    "optimizer.params.weight_decay": ("optimizer.weight_decay",),
+    "scheduler.params.warmup_max_lr": ("optimizer.learning_rate", "optimizer.min_learning_rate"),
+    "scheduler.params.warmup_num_steps": ("optimizer.warmup_steps",),
+    "scheduler.params.total_num_steps": ("train.steps",), "gradient_clipping": ("optimizer.clip_norm",),
+}  # fmt: skip
+"""What "auto" leaves to another program: ours stays."""
+
 _MOST = 3  # stages
 _DEVICES = "none", "cpu", "nvme"
 
@@ -76,6 +86,9 @@ def _read(text: str, ranks: int | None = None) -> Reading:
     left_alone = set(given) - _KNOWN
     left_alone |= _read_zero(table(Format.DEEPSPEED, given, "zero_optimization"), keys, notes)
     left_alone |= read_training(given, keys, notes)
+    for name in left:
+        for key in _LEFT.get(name, ()):
+            keys.pop(key, None)
     return Reading(keys, (*notes, *unread(left_alone)))
 
 

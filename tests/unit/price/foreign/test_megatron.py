@@ -54,6 +54,7 @@ def refused(words: str, ranks: int | None = None) -> str:
         ("run --num-layers \\\n 24 \\\n --bf16 | tee log", {"num-layers": "24", "bf16": "| tee log"}),
         ("--num-layers\n24\n--bf16", {"num-layers": "24", "bf16": ""}),
         ("--num-layers=24", {"num-layers": "24"}),
+        ("A:\n  --num-layers: 24\n  --bf16: true\n  --fp16: false\nTYPE: regular", {"num-layers": "24", "bf16": ""}),
     ],
 )
 def test_words_of_a_script(script: str, given: dict[str, str]) -> None:

@@ -322,3 +322,21 @@ def test_accelerate_there_and_back_is_the_same_twice(words: tuple[str, ...]) -> 
         load_run(None, list(words)).tables()["mesh"][name] for name in ("dp", "tp", "cp"))  # fmt: skip
     with pytest.raises(RequestError, match="accelerate cannot express it"):
         written(Format.ACCELERATE, *words, "precision.compute=float64")
+
+
+def test_what_deepspeed_leaves_to_another_program_stays_ours() -> None:
+    """It was told that ours stays, and was DeepSpeed's."""
+    done = deepspeed(
+        2, train_micro_batch_size_per_gpu=1, gradient_clipping="auto",
+        optimizer={"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
+        scheduler={"type": "WarmupDecayLR", "params": dict.fromkeys(("warmup_num_steps", "total_num_steps"), "auto")},
+    )  # fmt: skip
+    ours = load_run(None, ["optimizer.schedule=linear"])
+    assert (done.run.optimizer, done.run.train.steps) == (ours.optimizer, ours.train.steps)
+
+
+@pytest.mark.parametrize("format_", [Format.MEGATRON, Format.TORCHTITAN, Format.DEEPSPEED])
+def test_a_batch_that_ranks_do_not_divide_is_told_by_ours(format_: Format) -> None:
+    """It was an accumulation of 0 in the file that was written."""
+    with pytest.raises(RequestError, match=r"batch\.global = 16 .*32 batch ranks.*batch\.global=32"):
+        written(format_, "mesh.dp=32", "parallel.zero=0", "batch.global=16")
