@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     with told_once(place):
         run_config = request.load(arguments)
         degrees = resolve_degrees(run_config, None if place is None else place.world)
-        if arguments.calibrate and (place is None or place.rank == 0):
+        if arguments.calibrate:
             writable_place(arguments.out)
     at = {name: getattr(degrees, name) for name in ("dp", "tp", "pp", "cp", "ep")}
     plans = _plans(run_config) if arguments.calibrate else ()

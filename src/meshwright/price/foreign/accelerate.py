@@ -20,6 +20,7 @@ from meshwright.price.foreign.dialect import (
     Source,
     check_spoken,
     refuse,
+    sharded,
     table,
     unread,
     whole,
@@ -193,10 +194,10 @@ def _sharding(given: Mapping[str, Any], fsdp: Mapping[str, Any], at: dict[str, i
 
 def _write(source: Source) -> str:
     parallel, at = source.run.parallel, source.degrees
-    sharded = parallel.zero == 3
-    shards = (parallel.zero_shard_within or source.replicas) // at["cp"]
+    fully = parallel.zero == 3
+    shards = sharded(source) if fully else 1
     sizes: dict[str, Any] = {
-        "dp_replicate": at["dp"] // shards if sharded else at["dp"], "dp_shard": shards if sharded else 1,
+        "dp_replicate": at["dp"] // shards if fully else at["dp"], "dp_shard": shards if fully else 1,
         "tp": at["tp"],
     }  # fmt: skip
     ulysses = parallel.context.value == "ulysses"
@@ -211,10 +212,10 @@ def _write(source: Source) -> str:
         works = tuple(f"precision.compute={each}" for each in _PRECISIONS.values())
         raise RequestError(f'precision.compute = "{compute}"', "accelerate cannot express it", works)
     tables: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP" if sharded else "MULTI_GPU",
+        "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP" if fully else "MULTI_GPU",
         "mixed_precision": precision, "num_machines": 1, "machine_rank": 0, "num_processes": math.prod(sizes.values()),
     }  # fmt: skip
-    if sharded:
+    if fully:
         tables["fsdp_config"] = {
             "fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_reshard_after_forward": parallel.reshard_after_forward,

@@ -20,7 +20,7 @@ from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run, change_run, dump_run
 from meshwright.config.problems import shown
 from meshwright.config.schema import RunConfig
-from meshwright.layout.axes import DEFAULT_ORDER
+from meshwright.layout.axes import DEFAULT_ORDER, Degrees
 from meshwright.plan.resolve import resolve_degrees, stages_of
 from meshwright.price.foreign import accelerate, deepspeed, megatron, torchtitan
 from meshwright.price.foreign.dialect import Dialect, Format, Source, parsed
@@ -67,7 +67,7 @@ def convert(
         )
     if "batch" in dialect.sections:
         _check_batch(run, at)
-    written = Source(run, arch, at, stages_of(run, arch, degrees))
+    written = Source(run, arch, at, _stages(run, arch, degrees))
     out = dialect.write(written)
     back = _laid(dialect, out, run, ranks)
     refused, lost = _losses(run, back, arch, dialect, at)
@@ -94,6 +94,15 @@ def _check_batch(run: RunConfig, at: Mapping[str, int]) -> None:
         works = (f"batch.global={max(run.batch.global_ // once, 1) * once}",)
         named = f"batch.global = {run.batch.global_} with batch.micro = {run.batch.micro}"
         raise RequestError(named, f"must be a multiple of micro x {at['dp'] * at['ep']} batch ranks = {once}", works)
+
+
+def _stages(run: RunConfig, arch: Arch, degrees: Degrees) -> tuple[int, ...]:
+    """Blocks of each virtual stage. Raises RequestError where they are not those of the model."""
+    stages, parts = stages_of(run, arch, degrees), degrees.pp * run.parallel.chunks
+    if degrees.pp > 1 and (len(stages) != parts or sum(stages) != arch.layers):
+        rule = f"must be {parts} numbers that hold each of the {arch.layers} blocks once"
+        raise RequestError(f"parallel.stages = {list(stages)}", rule, ('parallel.stages="balanced"',))
+    return stages
 
 
 def _check_model(run: RunConfig) -> None:

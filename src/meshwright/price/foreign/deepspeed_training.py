@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.config.schema import RunConfig
-from meshwright.price.foreign.dialect import Format, Keys, number, refuse, table
+from meshwright.price.foreign.dialect import Format, Keys, number, ratio_of, refuse, table
 
 __all__ = ["read_training", "training_tables"]
 
@@ -159,8 +159,7 @@ def training_tables(run: RunConfig) -> dict[str, Any]:
     kind = next(theirs for theirs, ours in _SCHEDULES.items() if ours == optimizer.schedule.value)
     shape: dict[str, Any] = {"warmup_num_steps": optimizer.warmup_steps, "warmup_type": "linear"}
     if kind == "WarmupCosineLR":
-        peak = optimizer.learning_rate
-        shape["cos_min_ratio"] = optimizer.min_learning_rate / peak if peak else 0.0
+        shape["cos_min_ratio"] = ratio_of(optimizer.min_learning_rate, optimizer.learning_rate)
     else:
         shape["warmup_max_lr"] = optimizer.learning_rate
     if kind != "WarmupLR" and run.train.steps:

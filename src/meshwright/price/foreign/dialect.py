@@ -21,7 +21,9 @@ __all__ = [
     "check_spoken",
     "number",
     "parsed",
+    "ratio_of",
     "refuse",
+    "sharded",
     "table",
     "unread",
     "whole",
@@ -89,6 +91,19 @@ class Dialect:
     unspoken: tuple[str, ...] = ()  # axes of the mesh that it has no word for
 
 
+def sharded(source: Source) -> int:
+    """Data-parallel ranks that share one copy of the parameters, ZeRO-3's group less the context axis, which other
+    trainers shard over as a whole. Raises RequestError where the group is no multiple of it."""
+    within, cp = source.run.parallel.zero_shard_within or source.replicas, source.degrees["cp"]
+    if within % cp:
+        rule = f"must be a multiple of mesh.cp = {cp}, over which it shards as a whole"
+        raise RequestError(f"parallel.zero_shard_within = {within}", rule, (f"parallel.zero_shard_within={cp}",))
+    if source.replicas % within:
+        rule = f"must divide the {source.replicas} replicas"
+        raise RequestError(f"parallel.zero_shard_within = {within}", rule, ("parallel.zero_shard_within=0",))
+    return within // cp
+
+
 def table(format_: Format, given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The table called `name`, empty where it is not given. Raises RequestError for what is no table."""
     value = given.get(name) or {}
@@ -109,6 +124,15 @@ def number(format_: Format, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise refuse(format_, f"{name}: {value}", "wants a number there")
     return value
+
+
+def ratio_of(part: float, whole_: float) -> float:
+    """`part` as a share of `whole_`, such that the product is `part` again where there is such a float."""
+    if not whole_:
+        return 0.0
+    ratio = part / whole_
+    near = ratio, math.nextafter(ratio, 0.0), math.nextafter(ratio, math.inf)
+    return next((each for each in near if each * whole_ == part), ratio)
 
 
 def unread(names: Iterable[str]) -> tuple[str, ...]:

@@ -26,7 +26,9 @@ from meshwright.price.foreign.dialect import (
     check_spoken,
     number,
     parsed,
+    ratio_of,
     refuse,
+    sharded,
     unread,
     whole,
 )
@@ -253,15 +255,14 @@ def _write(source: Source) -> str:
     name, flavor = next((key for key, ours in _FLAVORS.items() if ours == run.model.preset), (source.arch.family, ""))
     put("model.name", name)
     put("model.flavor", flavor or "custom")
-    shards = run.parallel.zero_shard_within or source.replicas
-    sharded = run.parallel.zero == 3
-    _check_sharding(source)
-    put("parallelism.data_parallel_shard_degree", shards // at["cp"] if sharded else 1)
-    put("parallelism.data_parallel_replicate_degree",
-        at["dp"] * at["ep"] // (shards // at["cp"]) if sharded else at["dp"] * at["ep"])  # fmt: skip
+    shards = _shards(source)
+    put("parallelism.data_parallel_shard_degree", shards)
+    put("parallelism.data_parallel_replicate_degree", at["dp"] * at["ep"] // shards)
+    if at["ep"] > 1:
+        put("parallelism.expert_tensor_parallel_degree", at["tp"])
     put("parallelism.fsdp_reshard_after_forward", "always" if run.parallel.reshard_after_forward else "never")
     if at["pp"] > 1:
-        put("parallelism.pipeline_parallel_schedule", SCHEDULES.get(run.parallel.schedule.value, "?"))
+        put("parallelism.pipeline_parallel_schedule", SCHEDULES.get(run.parallel.schedule.value, SCHEDULES["1f1b"]))
         put("parallelism.pipeline_parallel_microbatch_size", run.batch.micro)
         put_stages(source, put)
     if at["cp"] > 1:
@@ -285,17 +286,16 @@ def _write(source: Source) -> str:
     put("optimizer.name", "AdamW")
     put("optimizer.beta1", run.optimizer.betas[0])
     put("optimizer.beta2", run.optimizer.betas[1])
-    peak = run.optimizer.learning_rate
     if run.optimizer.schedule.value == "constant":
         put("lr_scheduler.decay_ratio", 0.0)
     else:
         put("lr_scheduler.decay_type", run.optimizer.schedule.value)
-        put(_FACTOR, run.optimizer.min_learning_rate / peak if peak else 0.0)
+        put(_FACTOR, ratio_of(run.optimizer.min_learning_rate, run.optimizer.learning_rate))
     return tomli_w.dumps(tables)
 
 
-def _check_sharding(source: Source) -> None:
-    """Raises RequestError for what dp_shard cannot say: it shards everything or nothing, and experts over it."""
+def _shards(source: Source) -> int:
+    """dp_shard. Raises RequestError for what it cannot say: it shards everything or nothing, and experts over it."""
     zero, ep = source.run.parallel.zero, source.degrees["ep"]
     if zero in (1, 2) and source.replicas > 1:
         works = ("parallel.zero=3", "parallel.zero=0")
@@ -303,6 +303,11 @@ def _check_sharding(source: Source) -> None:
     if ep > 1 and zero == 0:
         rule = "torchtitan cannot express it: experts are folded over sharded ranks"
         raise RequestError(f"mesh.ep = {ep} with parallel.zero = 0", rule, ("parallel.zero=3", "mesh.ep=1"))
+    shards = sharded(source) if zero == 3 else 1
+    if shards % ep:
+        rule = f"torchtitan cannot express it: experts are folded over {shards} sharded ranks"
+        raise RequestError(f"mesh.ep = {ep} with parallel.zero_shard_within", rule, ("parallel.zero_shard_within=0",))
+    return shards
 
 
 def _differences(source: Source) -> list[str]:

@@ -237,6 +237,8 @@ def test_what_deepspeed_and_ours_have_not_is_refused(zero: dict[str, Any]) -> No
     [
         (Format.TORCHTITAN, ("mesh.ep=2", "parallel.zero=1"), r"parallel\.zero = 1"),
         (Format.TORCHTITAN, ("mesh.ep=2",), r"mesh\.ep = 2 with parallel\.zero = 0"),
+        (Format.TORCHTITAN, ("mesh.ep=2", "parallel.zero=3", "parallel.zero_shard_within=1"), r"mesh\.ep = 2 with"),
+        (Format.TORCHTITAN, ("mesh.pp=2", "parallel.zero=3", "parallel.schedule=zb-h1"), r"parallel\.schedule = "),
         (Format.DEEPSPEED, ("mesh.pp=2",), r"mesh\.pp = 2"),
         (Format.ACCELERATE, ("mesh.ep=2", "parallel.zero=3"), r"mesh\.ep = 2"),
     ],
@@ -246,6 +248,31 @@ def test_what_a_format_has_no_word_for_is_refused_by_ours(format_: Format, words
     run = load_run(None, ["model.preset=mixtral-8x7b", "mesh.dp=2", "batch.micro=1", *words])
     with pytest.raises(RequestError, match=f"{named}.*cannot express it"):
         convert(dump_run(run), OURS, format_, (), run.mesh.pp * run.mesh.ep * 2)
+
+
+@pytest.mark.parametrize("format_", [Format.TORCHTITAN, Format.ACCELERATE])
+def test_groups_that_cut_the_context_axis_are_refused(format_: Format) -> None:
+    """They made 0 shards of it."""
+    with pytest.raises(RequestError, match=r"zero_shard_within = 2: must be a multiple of mesh\.cp = 4"):
+        written(format_, "mesh.dp=2", "mesh.cp=4", "parallel.zero=3", "parallel.zero_shard_within=2")
+    with pytest.raises(RequestError, match="zero_shard_within = 16: must divide the 8 replicas"):
+        written(format_, "mesh.dp=8", "parallel.zero=3", "parallel.zero_shard_within=16")
+
+
+@pytest.mark.parametrize("format_", list(Format)[1:])
+def test_stages_that_are_not_the_models_are_refused(format_: Format) -> None:
+    words = "mesh.dp=2", "mesh.pp=2", "parallel.stages=[20,20]", "batch.global=16"
+    with pytest.raises(RequestError, match=r"\[20, 20\]: must be 2 numbers|mesh\.pp = 2"):
+        written(format_, *words)
+
+
+def test_titans_experts_are_cut_as_ours_over_the_tensor_axis() -> None:
+    run = load_run(None, ["model.preset=qwen3-30b-a3b", "mesh.dp=2", "mesh.ep=2", "mesh.tp=2", "parallel.zero=3",
+                          "batch.micro=1", "moe.balance=bias"])  # fmt: skip
+    there = convert(dump_run(run), OURS, Format.TORCHTITAN)
+    assert "expert_tensor_parallel_degree = 2" in there.text
+    back = titan(there.text).run
+    assert (back.mesh.ep, back.mesh.tp, back.moe.balance.value) == (2, 2, "bias")
 
 
 def test_what_is_refused_tells_what_the_format_has_in_its_place() -> None:
@@ -340,3 +367,12 @@ def test_a_batch_that_ranks_do_not_divide_is_told_by_ours(format_: Format) -> No
     """It was an accumulation of 0 in the file that was written."""
     with pytest.raises(RequestError, match=r"batch\.global = 16 .*32 batch ranks.*batch\.global=32"):
         written(format_, "mesh.dp=32", "parallel.zero=0", "batch.global=16")
+
+
+@pytest.mark.parametrize("format_", [Format.TORCHTITAN, Format.DEEPSPEED])
+def test_least_rates_come_back_to_the_digit(format_: Format) -> None:
+    """A share of the peak times the peak was another float, and told as lost."""
+    for peak in (3e-3, 1.7e-4, 6e-5, 2.2e-4, 9.1e-6):
+        for part in (0.1, 0.07, 1 / 3, 0.011):
+            rates = f"optimizer.learning_rate={peak!r}", f"optimizer.min_learning_rate={peak * part!r}"
+            assert not any("rate" in each for each in written(format_, "mesh.dp=1", *rates).lost)
