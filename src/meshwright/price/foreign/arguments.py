@@ -23,6 +23,7 @@ _ALONE = re.compile(r"[\"']?\$\{?\w+(\[@\])?\}?[\"']?")
 """A word that is nothing but a variable."""
 
 _NEWLINE = "\x1f"  # stands where a command of the script ends
+_LONGEST = 4096  # characters of a variable: one that holds itself twice grows without end
 _DEPTH = 4  # of quotes in quotes
 _DIGITS = 20  # of a whole number; what is longer is read as a float, and refused where one is no answer
 
@@ -68,7 +69,9 @@ class _Reader:
             self.name = ""
         elif not more:
             known = self._expanded(value)
-            if "$" in known or "`" in known:  # what a command or an argument of the script says
+            if (
+                "$" in known or "`" in known or len(known) > _LONGEST
+            ):  # what a command or an argument of the script says
                 self.variables.pop(name, None)
                 return
             if self.variables.get(name, known) != known:

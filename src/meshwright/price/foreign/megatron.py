@@ -88,6 +88,8 @@ def _differences(source: Source) -> list[str]:
         out.append("ZeRO-3: Megatron-FSDP gathers by its own units; reshard_after_forward is its own choice")
     if source.run.parallel.recompute.value == "selective":
         out.append("selective recomputation is of the attention core there; ours also repeats what is cheap")
+    if source.arch.alibi or source.arch.embedding_norm:
+        out.append("ALiBi and the norm behind the embedding are words of Megatron-DeepSpeed, not of Megatron-LM")
     if source.run.optimizer.warmup_steps:
         out.append("warm-up: step s (from 0) has s / warm-up of the peak there, (s + 1) / warm-up in ours")
     return out

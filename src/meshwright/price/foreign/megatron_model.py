@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshwright.arch.arch import Arch, Norm, RopeScaling
+from meshwright.arch.checks import check_layers
 from meshwright.arch.families import family_template
 from meshwright.config.errors import RequestError
 from meshwright.price.foreign.arguments import argument_number
@@ -44,7 +45,7 @@ _OTHER = {
 """Words that make another model, which no key of ours is."""
 
 _LLAMA3 = {"low": 1.0, "high": 4.0, "original_positions": 8192}  # fixed there
-_FREQUENCY = re.compile(r"\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?")
+_FREQUENCY = re.compile(r"\(?\[0\]\*(\d{1,9})\+\[1\]\*(\d{1,9})\)?")
 _ROUND = 64
 
 
@@ -63,6 +64,7 @@ def read_model(given: Mapping[str, str], keys: Keys, notes: list[str]) -> None:
     for name in ("hidden-size", "num-attention-heads"):
         if name not in given:
             raise refuse(Format.MEGATRON, f"--{name}", "wants it beside --num-layers", (f"--{name} N",))
+    check_layers(whole_argument(given, "num-layers"))
     for name in sorted(_OTHER & set(given)):
         if given[name] not in _USUAL.get(name, ()):
             raise refuse(Format.MEGATRON, f"--{name} {given[name]}".strip(), "makes another model of it, ours has none")

@@ -68,6 +68,19 @@ def test_what_is_said_twice_is_told() -> None:
     assert [note.split()[0] for note in found.notes] == ["N", "--lr"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"{EXPERTS} --moe-layer-freq ([0]*{'1' * 5000}+[1]*1)",
+        f"{LLAMA} --num-layers 100000000 --pipeline-model-parallel-size 100000000",
+        "X=ab\n" + "X=$X$X\n" * 60 + "run --num-layers $X",
+        'A=" --a' + " '\"" * 50,
+    ],
+)
+def test_what_grows_without_end_is_refused(words: str) -> None:
+    assert refused(words)
+
+
 def test_numbers_with_underscores_are_numbers() -> None:
     assert read("--global-batch-size 2_048 --train-samples 204_800 --lr 1e-4").run.train.steps == 100
 
