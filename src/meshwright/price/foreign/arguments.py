@@ -8,9 +8,11 @@ MODEL_ARGS=" --num-layers $LAYERS "      arguments in quotes
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from meshwright.price.foreign.dialect import Format, refuse, whole
@@ -19,6 +21,14 @@ __all__ = ["Arguments", "argument_number", "arguments"]
 
 _SET = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _USED = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\})")
+_SUM = re.compile(r"\$\(\(([\d\s()*/+-]{1,200})\)\)")
+_SPACED = re.compile(r"\$\(\([^\n`]*?\)\)")
+"""Arithmetic of a shell; and where it stands in a text, one word whatever its spaces."""
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+_BEGIN, _END = {"if", "case", "for", "while"}, {"fi", "esac", "done"}
 _ALONE = re.compile(r"[\"']?\$\{?\w+(\[@\])?\}?[\"']?")
 """A word that is nothing but a variable."""
 
@@ -44,12 +54,20 @@ class _Reader:
     found: Arguments
     variables: dict[str, str] = field(default_factory=dict)
     name: str = ""
+    conditions: int = 0
+    conditional: dict[str, None] = field(default_factory=dict)
+    """Arguments inside a condition of the script."""
+
     mapped: set[str] = field(default_factory=set)
     """Arguments with a colon: those that are "true" are flags, those that are "false" are not given."""
 
     def read(self, text: str, depth: int = 0) -> None:
+        begins = True
         for word in _words(text):
-            if word == _NEWLINE:
+            if begins:
+                self.conditions += (word in _BEGIN) - (word in _END)
+            begins = word == _NEWLINE
+            if begins:
                 if self.found.given.get(self.name):
                     self.name = ""
             elif setting := _SET.fullmatch(word):
@@ -103,6 +121,8 @@ class _Reader:
     def _start(self, name: str) -> None:
         if name in self.found.given:
             self.found.notes.append(f"--{name} is given more than once; the last counts")
+        if self.conditions > 0:
+            self.conditional[f"--{name}"] = None
         self.name = name
         self.found.given[name] = ""
 
@@ -112,7 +132,23 @@ class _Reader:
             default = match[0] if match[3] is None else match[3].strip("\"'")
             return self.variables.get(name, default)
 
-        return _USED.sub(value, word)
+        return _SUM.sub(_reckoned, _USED.sub(value, word))
+
+
+def _reckoned(match: re.Match[str]) -> str:
+    """Whole numbers and + - * / of them, as a shell reckons; anything else as it was written."""
+    try:
+        return str(_value(ast.parse(match[1].strip().replace("/", "//"), mode="eval").body))
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
+        return match[0]
+
+
+def _value(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
+    raise ValueError("no sum of whole numbers")
 
 
 def arguments(text: str) -> Arguments:
@@ -128,6 +164,9 @@ def arguments(text: str) -> Arguments:
             lines.append(line)
     reader = _Reader(found)
     reader.read("\n".join(lines))
+    if reader.conditional:
+        named = ", ".join(reader.conditional)
+        found.notes.append(f"under a condition of the script, which is not followed, and read: {named}")
     for name in reader.mapped & found.given.keys():
         if found.given[name].lower() == "false":
             del found.given[name]
@@ -141,6 +180,7 @@ def _words(text: str) -> Iterator[str]:
     """Words as a shell parts them, with a mark where a line ends that the next does not continue."""
     marked = "".join(line[:-1] + " " if line.endswith("\\") else f"{line}\n{_NEWLINE} "
                      for line in (each.rstrip() for each in text.splitlines()))  # fmt: skip
+    marked = _SPACED.sub(lambda match: match[0].replace(" ", ""), marked)
     try:
         yield from shlex.split(marked, comments=True)
     except ValueError as error:

@@ -31,6 +31,7 @@ _READ = {
     "rampup-batch-size", "use-rope-scaling", "rope-scaling-factor", "rotary-percent", "make-vocab-size-divisible-by",
     "moe-router-load-balancing-type", "moe-router-enable-expert-bias", "moe-expert-capacity-factor",
     "moe-shared-expert-intermediate-size", "moe-layer-freq", "moe-router-score-function", "softmax-type",
+    "moe-expert-parallel-size", "train-tokens", "lr-warmup-tokens", "lr-decay-tokens",
     "no-position-embedding", "pp-partition-method", "pad-vocab-size-to",
 }  # fmt: skip
 """Read one by one, or refused where they mean anything."""

@@ -38,6 +38,8 @@ def read_degrees(given: Mapping[str, str], keys: Keys, ranks: int, notes: list[s
     """Add mesh.dp: what the ranks leave. Raises RequestError where they do not divide."""
     if "ds-sequence-parallel-size" in given:  # Megatron-DeepSpeed
         keys |= {"mesh.cp": whole_argument(given, "ds-sequence-parallel-size"), "parallel.context": "ulysses"}
+    if "moe-expert-parallel-size" in given:
+        keys["mesh.ep"] = whole_argument(given, "moe-expert-parallel-size")
     ep = keys.get("mesh.ep", 1)
     fixed = keys.get("mesh.tp", 1) * keys.get("mesh.pp", 1) * keys.get("mesh.cp", 1)
     keys["mesh.dp"] = "fill"

@@ -40,7 +40,8 @@ _OTHER = {
     "apply-residual-connection-post-layernorm", "softmax-type", "heterogeneous-layers-config-path",
     "hybrid-override-pattern", "experimental-attention-variant", "qk-l2-norm", "attention-output-gate",
     "glu-activation", "quick-geglu", "no-rope-freq", "num-experts-per-layer", "mrope-section", "encoder-num-layers",
-    "decoder-num-layers", "moe-router-use-gating-bias",
+    "decoder-num-layers", "multi-head-latent-attention", "kv-lora-rank",
+    "n-shared-experts", "first-k-dense-replace", "moe-intermediate-size", "moe-router-use-gating-bias",
 }  # fmt: skip
 """Words that make another model, which no key of ours is."""
 
@@ -69,7 +70,10 @@ def read_model(given: Mapping[str, str], keys: Keys, notes: list[str]) -> None:
         if given[name] not in _USUAL.get(name, ()):
             raise refuse(Format.MEGATRON, f"--{name} {given[name]}".strip(), "makes another model of it, ours has none")
     family = _family(given)
-    template, routed = family_template(family), "num-experts" in given
+    template, routed = family_template(family), whole_argument(given, "num-experts") > 1
+    if not routed:  # one expert is none
+        for key in ("experts", "experts_per_token", "expert_ffn"):
+            keys.pop(f"model.{key}", None)
     if routed and family not in _ROUTED:
         raise refuse(Format.MEGATRON, "--num-experts", f"has experts in a model of family {family}, ours has none")
     keys["model.family"] = _ROUTED[family] if routed else family
@@ -140,7 +144,7 @@ def _read_unsaid(given: Mapping[str, str], keys: Keys, template: Arch) -> None:
 
 
 def _read_experts(given: Mapping[str, str], keys: Keys, notes: list[str]) -> None:
-    if "num-experts" not in given:
+    if "model.experts" not in keys:
         return
     keys.setdefault("model.experts_per_token", 2)
     keys.setdefault("model.expert_ffn", keys["model.ffn"])

@@ -85,6 +85,10 @@ def _read_samples(given: Mapping[str, str], keys: Keys) -> None:
     for theirs, ours in (("train-samples", "train.steps"), ("lr-warmup-samples", "optimizer.warmup_steps")):
         if theirs in given:
             keys[ours] = _steps(given, keys, theirs)
+    for theirs, ours in (("train-tokens", "train.steps"), ("lr-warmup-tokens", "optimizer.warmup_steps")):
+        if theirs in given:  # Megatron-DeepSpeed, which stops at the first of both
+            steps = _steps(given, keys, theirs)
+            keys[ours] = min(steps, keys.get(ours, steps))
     if "lr-warmup-fraction" in given and "train.steps" in keys:
         share = float(argument_number("lr-warmup-fraction", given["lr-warmup-fraction"]))
         if not 0 <= share <= 1:
@@ -102,8 +106,11 @@ def _steps(given: Mapping[str, str], keys: Keys, name: str) -> int:
     batch = keys.get("batch.global")
     if not batch:
         raise refuse(Format.MEGATRON, f"--{name}", "wants --global-batch-size beside it")
-    samples = whole(Format.MEGATRON, f"--{name}", argument_number(name, given[name]), 0)
-    return samples // whole(Format.MEGATRON, "--global-batch-size", batch)
+    told = whole(Format.MEGATRON, f"--{name}", argument_number(name, given[name]), 0)
+    step = whole(Format.MEGATRON, "--global-batch-size", batch)
+    if name.endswith("-tokens"):
+        step *= whole(Format.MEGATRON, "--seq-length", keys.get("data.sequence_length", 0))
+    return told // step
 
 
 def _read_unsaid(given: Mapping[str, str], keys: Keys, notes: list[str]) -> None:
@@ -127,8 +134,10 @@ def _read_decay(given: Mapping[str, str], keys: Keys, notes: list[str]) -> None:
     if "optimizer.learning_rate" not in keys:
         return
     steps = keys.get("train.steps")
-    if "lr-decay-samples" in given:
-        decay: int | float | None = _steps(given, keys, "lr-decay-samples")
+    if "lr-decay-tokens" in given:
+        decay: int | float | None = _steps(given, keys, "lr-decay-tokens")
+    elif "lr-decay-samples" in given:
+        decay = _steps(given, keys, "lr-decay-samples")
     else:
         decay = argument_number("lr-decay-iters", given["lr-decay-iters"]) if "lr-decay-iters" in given else None
     if decay is not None and decay != steps and keys["optimizer.schedule"] != "constant":

@@ -45,6 +45,10 @@ def refused(words: str, ranks: int | None = None) -> str:
         ("run --num-layers ${N:-24} --bf16", {"num-layers": "24", "bf16": ""}),
         ("run --num-layers $N --bf16", {"num-layers": "$N", "bf16": ""}),
         ("N=$(nproc)\nrun --num-layers $N", {"num-layers": "$N"}),
+        ("A=4\nN=$(( ($A + 2) * 8 / 2 ))\nrun --num-layers $N", {"num-layers": "24"}),
+        ("A=4\nrun --num-layers $(( ${A} * 6 )) --bf16", {"num-layers": "24", "bf16": ""}),
+        ("N=$(($M * 8))\nrun --num-layers $N", {"num-layers": "$N"}),
+        ("N=$((8 / 0))\nrun --num-layers $N", {"num-layers": "$N"}),
         ("N=1\nN=$1\nrun --num-layers $N", {"num-layers": "$N"}),
         ('A=" \\\n --num-layers 24 \\\n --bf16 \\\n "\nrun $A --fp16', {"num-layers": "24", "bf16": "", "fp16": ""}),
         ("N=24\nA=\" --num-layers $N --split '9 1' \"\nrun $A", {"num-layers": "24", "split": "9 1"}),
@@ -81,8 +85,29 @@ def test_what_grows_without_end_is_refused(words: str) -> None:
     assert refused(words)
 
 
+def test_conditions_are_not_followed_and_told() -> None:
+    found = arguments("A=(--bf16)\nif x; then\n  A+=(--checkpoint-activations --lr 1)\nfi\nrun --seed 3")
+    assert list(found.given) == ["bf16", "checkpoint-activations", "lr", "seed"]
+    assert [note.split(": ")[1] for note in found.notes] == ["--checkpoint-activations, --lr"]
+
+
 def test_numbers_with_underscores_are_numbers() -> None:
     assert read("--global-batch-size 2_048 --train-samples 204_800 --lr 1e-4").run.train.steps == 100
+
+
+def test_steps_in_tokens() -> None:
+    """Megatron-DeepSpeed stops at tokens or samples, whichever comes first."""
+    words = f"{GPT} --lr 1e-4 --train-tokens 3276800 --lr-warmup-tokens 327680"
+    for more in ("", " --train-samples 1000000", " --train-samples 3200"):
+        run = read(f"{words}{more}").run
+        assert (run.train.steps, run.optimizer.warmup_steps) == (100, 10)
+    assert "falls over 50 steps" in notes(f"{words} --lr-decay-tokens 1638400")
+
+
+def test_one_expert_is_none() -> None:
+    model = read(f"{GPT} --num-experts 1 --moe-expert-parallel-size 1 --moe-router-topk 1").run.model
+    assert (model.family, model.experts) == ("gpt2", None)
+    assert read(f"{EXPERTS} --moe-expert-parallel-size 4", 8).run.mesh.ep == 4
 
 
 def test_a_model_is_what_megatron_makes_of_what_is_unsaid() -> None:
