@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.config.built import UNBUILT, check_built
+from meshwright.config.built import built_layout, check_built
 from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run
 from meshwright.config.schema import RunConfig
@@ -91,7 +91,8 @@ def regret(
     def at_rates(each: Price) -> float:
         return sum(found[name] * seconds for name, seconds in predicted(each.parts).items())
 
-    ranking = search(run, plan.degrees.ranks, cluster, top=12, fixed=_fixed(run), budget=_BUDGET, suggest=False,
+    fixed = {"parallel.offload": run.parallel.offload.value, **built_layout()}
+    ranking = search(run, plan.degrees.ranks, cluster, top=12, fixed=fixed, budget=_BUDGET, suggest=False,
                      rates=by_part)  # fmt: skip
     candidates = [row for row in ranking.rows if _runs(run, row.keys)]
     best = min(candidates, key=lambda row: at_rates(row.price), default=None)
@@ -99,17 +100,6 @@ def regret(
     if best is None or at_rates(best.price) >= present:
         return Regret({}, present, present)
     return Regret(best.keys, at_rates(best.price), present)
-
-
-def _fixed(run: RunConfig) -> dict[str, Any]:
-    """Keys that only run at one value so far."""
-    default = RunConfig().tables()
-    fixed: dict[str, Any] = {"parallel.offload": run.parallel.offload.value}
-    for entry in UNBUILT:
-        section, name = entry.key.split(".")
-        if section in ("mesh", "parallel") and not entry.runs:
-            fixed[entry.key] = default[section][name]
-    return fixed
 
 
 def _runs(run: RunConfig, keys: Mapping[str, Any]) -> bool:

@@ -365,10 +365,10 @@ def narrowed(arch: Arch, tp: int) -> Arch:
 
 
 def _of_the_stream(name: str) -> bool:
-    """Whether a saved tensor is cut along the tokens under sequence parallel: all outside the columns and rows."""
-    return (
-        name == "input" or name.endswith(("_dropout", "dropout")) or ("norm." in name and not name.endswith("output"))
-    )
+    """Whether a saved tensor is cut along the tokens under sequence parallel: all outside the columns and rows. Norms
+    of queries and keys lie between those: they are cut along the heads."""
+    module, _, rest = name.partition(".")
+    return name == "input" or module.endswith("dropout") or (module.endswith("norm") and rest != "output")
 
 
 def _shard(plan: Plan, bucket: Bucket) -> int:
