@@ -41,8 +41,8 @@ _MOST_CRESTS = 16
 
 
 class _UnitBytes(NamedTuple):
-    """Bytes of one micro-batch: graphs and factors of a block, the embedding and the head; what passes in a block and in
-    the head; logits among the head's graph; what enters a block; tables and masks."""
+    """Bytes of one micro-batch: graphs and factors of a block, the embedding and the head; what passes in a block and
+    in the head; logits among the head's graph; what enters a block; tables and masks."""
 
     block: int
     embedding: int
