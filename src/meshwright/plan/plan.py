@@ -28,6 +28,7 @@ from meshwright.config.choices import (
     TokenDtype,
     Weights,
 )
+from meshwright.config.errors import RequestError
 from meshwright.layout.axes import Degrees
 from meshwright.plan.hash import digest
 
@@ -132,6 +133,19 @@ class Optimizer:
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     steps: int = 250
+
+    @property
+    def num_moments(self) -> int:
+        """Tensors that it keeps an element. Raises RequestError where that is not decided."""
+        match self.kind:
+            case OptimizerKind.ADAMW:
+                return 2
+            case OptimizerKind.SGD:
+                return 0
+            case OptimizerKind.MUON:
+                works = ('optimizer.kind = "adamw"', 'optimizer.kind = "sgd"')
+                rule = "has no price: its cut by whole matrices is not built yet"
+                raise RequestError('optimizer.kind = "muon"', rule, works)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from meshwright.price.offload import guest_bytes, kept_home
 from meshwright.price.program_memory import Held, program_activations
 from meshwright.price.schedule import in_flight
 from meshwright.price.target import Target
-from meshwright.price.weights import Weights
+from meshwright.price.weights import Weights, owned, shard
 
 
 @dataclass(frozen=True)
@@ -185,34 +185,28 @@ def _states(target: Target, layouts: Layouts, held: Weights, stage: int) -> dict
     """Parameters, gradients, moments and master copies."""
     precision, zero = target.precision, layouts.zero
     stored, reduced, wide = target.stored, precision.reduce.num_bytes, precision.master.num_bytes
-    ways = np.where(layouts.within > 0, layouts.within, layouts.dp * layouts.ep * layouts.cp)
-    routed_ways = layouts.dp * layouts.cp
     dense, routed = held.dense[stage], held.routed[stage]
-    shard = dense / ways + routed / routed_ways
-    whole = dense + routed
+    part, whole, updated = shard(layouts, dense, routed), dense + routed, owned(layouts, dense, routed)
     kept_whole = (zero == 3) & (layouts.reshard == 0)
     literal = target.cluster.software.following is Following.LITERAL
     # Usual trainers cannot scatter gradients before the last micro-batch has added to them.
     accumulates = (layouts.accumulation > 1) & (not literal)
     scattered = (zero == 3) & ~kept_whole | (zero == 2) & ~accumulates
-    gradients = np.where(scattered, shard, whole) * reduced
+    gradients = np.where(scattered, part, whole) * reduced
     if target.legacy and reduced > stored:
         gradients = gradients + np.where(scattered, 0.0, whole) * stored  # a gradient of each type side by side
     if target.legacy:  # sums of sharded optimizers go through flat copies
         flat = np.where((zero == 1) | (zero == 2), whole, 0.0)
         gradients = gradients + flat * reduced * target.values["memory.flat"]
-    owned = np.where(zero > 0, shard, whole)
-    has_master = wide != stored or precision.compute is Dtype.FLOAT8
-    parameters = np.where(zero == 3, np.where(kept_whole, whole, shard), whole) * stored
-    sharded_master = np.where(zero == 3, shard, 0.0)
-    if not literal and has_master:
+    parameters = np.where(zero == 3, np.where(kept_whole, whole, part), whole) * stored
+    if not literal and precision.has_master:
         # Sharded parameters of usual trainers are the master copy itself: gathered ones are cast on the way.
-        parameters = np.where((zero == 3) & ~kept_whole, 0 * sharded_master, parameters)
+        parameters = np.where((zero == 3) & ~kept_whole, 0.0, parameters)
     return {
         "parameters": parameters,
         "gradients": gradients,
-        "optimizer": owned * wide * (2 if target.adam else 0),
-        "master": owned * wide * has_master,
+        "optimizer": updated * wide * target.num_moments,
+        "master": updated * wide * precision.has_master,
     }
 
 

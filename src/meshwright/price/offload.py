@@ -38,10 +38,8 @@ def fetch_seconds(target: Target, layouts: Layouts, piece: Array) -> Array:
     return np.asarray(away * piece * target.stored / target.cluster.node.host_bytes_per_s)
 
 
-def update_seconds(target: Target, layouts: Layouts, owned: Array) -> Array:
+def visit_seconds(target: Target, layouts: Layouts, owned: Array) -> Array:
     """There and back, of what an update of `owned` elements needs."""
-    precision = target.precision
-    wide = precision.master.num_bytes
-    state = wide * ((2 if target.adam else 0) + precision.has_master)
-    num_bytes = (1 - kept_home(layouts, "optimizer")) * state + (1 - kept_home(layouts, "parameters")) * target.stored
+    states = (1 - kept_home(layouts, "optimizer")) * target.state_bytes
+    num_bytes = states + (1 - kept_home(layouts, "parameters")) * target.stored
     return np.asarray(2 * num_bytes * owned / target.cluster.node.host_bytes_per_s)

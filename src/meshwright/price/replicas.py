@@ -18,9 +18,9 @@ from meshwright.layout.axes import Axis
 from meshwright.price.cluster import Following
 from meshwright.price.layouts import Array, Layouts
 from meshwright.price.links import Way, way
-from meshwright.price.offload import fetch_seconds, update_seconds
+from meshwright.price.offload import fetch_seconds, visit_seconds
 from meshwright.price.target import Target
-from meshwright.price.weights import Weights
+from meshwright.price.weights import Weights, owned, shard, shards
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def replicas(target: Target, layouts: Layouts, held: Weights) -> Replicas:
         reduced = groups.reduce(dense, routed)
         return Traffic(
             np.where(zero == 3, groups.gather(dense, routed, stored), 0.0)
-            + fetch_seconds(target, layouts, dense / groups.within + routed / (layouts.dp * layouts.cp)),
+            + fetch_seconds(target, layouts, shard(layouts, dense, routed)),
             np.where(scattered, reduced, 0.0),
             np.where(scattered, 0.0, reduced),
         )
@@ -123,14 +123,14 @@ def replicas(target: Target, layouts: Layouts, held: Weights) -> Replicas:
         sums=(sums[0], sums[1], sums[2]),
         gathers=(gathers[0], gathers[1], gathers[2]),
         closing=_closing(target, layouts, held, groups),
-        optimizer=_optimizer(target, layouts, held, groups.within),
+        optimizer=_optimizer(target, layouts, held),
     )
 
 
 def _groups(target: Target, layouts: Layouts) -> _Groups:
     dense = layouts.dp * layouts.ep * layouts.cp
     stride = _nearest(layouts, (Axis.DP, Axis.EP, Axis.CP))
-    within = np.where(layouts.within > 0, layouts.within, dense)
+    within = shards(layouts)
     literal = target.cluster.software.following is Following.LITERAL
     return _Groups(
         target,
@@ -167,16 +167,12 @@ def _closing(target: Target, layouts: Layouts, held: Weights, groups: _Groups) -
     return np.asarray(closing + np.where(layouts.pp > 1, pair.all_reduce(num_bytes), 0.0))
 
 
-def _optimizer(target: Target, layouts: Layouts, held: Weights, within: Array) -> Array:
+def _optimizer(target: Target, layouts: Layouts, held: Weights) -> Array:
     """Updates: bytes of the own shard, and a pass over all gradients."""
-    per_element = target.values["optimizer.bytes"] if target.adam else 16.0
     dense, routed = largest(held.dense), largest(held.routed)
-    ways = np.where(layouts.zero > 0, within, 1.0)
-    routed_ways = np.where(layouts.zero > 0, layouts.dp * layouts.cp, 1.0)
-    owned = dense / ways + routed / routed_ways
-    whole = np.where(layouts.zero >= 2, owned, dense + routed)
-    updates = (owned * (per_element - 6) + whole * 6) / target.memory_rate
-    return np.asarray(np.maximum(updates, update_seconds(target, layouts, owned)))
+    own = owned(layouts, dense, routed)
+    updates = target.update_seconds(own, np.where(layouts.zero >= 2, own, dense + routed))
+    return np.asarray(np.maximum(updates, visit_seconds(target, layouts, own)))
 
 
 def largest(each: tuple[Array, Array, Array]) -> Array:

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from meshwright.arch.resolve import arch_from_model
-from meshwright.config.choices import Offload, OptimizerKind
+from meshwright.config.choices import Offload
 from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run
 from meshwright.config.schema import RunConfig
 from meshwright.plan.front import Request, run_of
-from meshwright.plan.plan import Precision
+from meshwright.plan.plan import Optimizer, Precision
 from meshwright.price import legal
 from meshwright.price.candidates import Group, groups_of, keys_of, known, least_bytes, points_of, trainer_holds
 from meshwright.price.catalogue import cluster_of
@@ -176,8 +176,8 @@ def search(
 def space_of(run: RunConfig, gpus: int, cluster: Cluster, fixed: Mapping[str, Any]) -> Space:
     """What is searched for a run."""
     precision = Precision(run.precision.compute, run.precision.reduce, run.precision.master)
-    adam = run.optimizer.kind is OptimizerKind.ADAMW
-    target = Target(arch_from_model(run.model), run.data.sequence_length, precision, cluster, adam=adam)
+    moments = Optimizer(run.optimizer.kind).num_moments
+    target = Target(arch_from_model(run.model), run.data.sequence_length, precision, cluster, num_moments=moments)
     always = {"parallel.asynchronous_tensor": run.parallel.asynchronous_tensor}
     return Space(target, gpus, run.batch.global_, {**always, **fixed}, split=not run.parallel.compile)
 

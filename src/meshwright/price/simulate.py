@@ -129,9 +129,8 @@ class Clock:
     def _update(self, program: Program, action: Action) -> float:
         bucket = program.buckets[action.bucket]
         ways = sharding_group(self.plan, bucket.replicas).size if self.plan.sharding.stage else 1
-        each = self.target.values["optimizer.bytes"] if self.target.adam else 16.0
-        whole = bucket.numel if self.plan.sharding.stage < 2 else bucket.numel / ways
-        return float((bucket.numel / ways * (each - 6) + whole * 6) / self.target.memory_rate)
+        owned = bucket.numel / ways
+        return float(self.target.update_seconds(owned, bucket.numel if self.plan.sharding.stage < 2 else owned))
 
     def _message(self) -> float:
         tokens = self._layouts.micro * self.target.sequence / self._layouts.cp

@@ -100,6 +100,8 @@ def test_planning_imports_no_torch() -> None:
         (["plan", *SMALL, "--lose-rank", "16"], "--lose-rank 16: is not there; what works: 0 to 15"),
         (["plan", *SMALL, "--gpus", "8", "--lose-node", "1"], "--lose-node 1: is not there; what works: 0"),
         (["estimate", "mesh.dp=fill"], "--gpus N"),
+        (["estimate", "optimizer.kind=muon"], 'optimizer.kind = "adamw"'),
+        (["plan", "optimizer.kind=muon", "--gpus", "2"], 'optimizer.kind = "muon": has no price'),
         (["estimate", "mesh.dp=fill", "mesh.tp=3", "--gpus", "8"], "--gpus 9"),
     ],
 )
