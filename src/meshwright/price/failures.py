@@ -18,10 +18,15 @@ from typing import Any
 from meshwright.arch.arithmetic import parameters
 from meshwright.layout.axes import Axis
 from meshwright.plan.plan import Plan
+from meshwright.price.layouts import of_plan
 from meshwright.price.price import Price
 from meshwright.price.text import bytes_text, seconds_text
+from meshwright.price.weights import owned, weights
 
-__all__ = ["Loss", "checkpoint_bytes", "daly", "goodput", "goodput_told", "lost", "lost_told", "young"]
+__all__ = ["Loss", "checkpoint_bytes", "daly", "goodput", "goodput_told", "lost", "lost_told", "written_bytes", "young"]
+
+
+_LEAST_BLOCKED_S = 1e-3  # ranks meet at least; of a checkpoint that blocks nothing the best interval would be none
 
 
 def young(blocked_s: float, mtbf_s: float) -> float:
@@ -46,22 +51,32 @@ def goodput(interval_s: float, blocked_s: float, restart_s: float, mtbf_s: float
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """Bytes of a checkpoint: parameters, moments and master copies once, whatever the layout."""
-    wide, adam = plan.precision.master.num_bytes, plan.optimizer.kind.value == "adamw"
-    each = plan.precision.compute.num_bytes + wide * ((2 if adam else 0) + plan.precision.has_master)
-    return parameters(plan.arch) * each
+    """Bytes of a checkpoint: weights, in the type of the optimizer's copy, and moments once, whatever the layout."""
+    return parameters(plan.arch) * _saved(plan)
+
+
+def written_bytes(price: Price) -> float:
+    """Bytes of it that the rank with most writes: each element is written once, by a rank that updates it."""
+    layout = of_plan(price.plan)
+    held = weights(price.target, layout)
+    most = max(float(owned(layout, *stage)[0]) for stage in zip(held.dense, held.routed, strict=True))
+    return most * _saved(price.plan)
+
+
+def _saved(plan: Plan) -> int:
+    """Bytes of an element in a checkpoint."""
+    return plan.precision.master.num_bytes * (1 + plan.optimizer.num_moments)
 
 
 def goodput_told(
     price: Price, mtbf_hours: float, restart_s: float, blocked_s: float | None = None
 ) -> tuple[Mapping[str, float], list[str]]:
     """Goodput of a run as data and as lines. `mtbf_hours` is of one device; without `blocked_s` a checkpoint blocks
-    while a rank's piece is copied to host memory."""
+    while the rank that writes most copies that to host memory."""
     ranks = price.plan.degrees.ranks
     mtbf = mtbf_hours * 3600 / ranks
-    piece = checkpoint_bytes(price.plan) / ranks
-    blocked = blocked_s if blocked_s is not None else piece / price.cluster.node.host_bytes_per_s
-    blocked = max(blocked, 1e-3)
+    copied_s = written_bytes(price) / price.cluster.node.host_bytes_per_s
+    blocked = max(copied_s if blocked_s is None else blocked_s, _LEAST_BLOCKED_S)
     wanted = daly(blocked, mtbf)
     interval = max(wanted, price.step_seconds)  # between two steps, not within one
     share = goodput(interval, blocked, restart_s, mtbf)

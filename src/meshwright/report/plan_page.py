@@ -22,7 +22,7 @@ from meshwright.plan.folds.timeline import planned_timeline
 from meshwright.plan.plan import Plan
 from meshwright.plan.schedules import Work
 from meshwright.price.advice import Advice, collisions, short, topology
-from meshwright.price.failures import checkpoint_bytes
+from meshwright.price.failures import written_bytes
 from meshwright.price.layouts import of_plan
 from meshwright.price.memory import by_stage
 from meshwright.price.price import Price
@@ -62,8 +62,7 @@ def page_data(advice: Advice) -> dict[str, Any]:
     ordered = sorted(rows.items(), key=lambda item: item[1].price.step_seconds)
     return {
         "model": {"name": ranking.run.model.preset or plan.arch.family, "parameters": parameters(plan.arch),
-                  "tokens": plan.batch.sequences * plan.data.sequence_length,
-                  "checkpoint_bytes": checkpoint_bytes(plan)},
+                  "tokens": plan.batch.sequences * plan.data.sequence_length},
         "cluster": {"name": cluster.name, "device": cluster.device.name, "room": cluster.device.memory_bytes,
                     "devices": cluster.node.devices, "dollars": cluster.price.dollars_per_device_hour,
                     "host": cluster.node.host_bytes_per_s},
@@ -87,6 +86,7 @@ def _row(row: Row, front: bool) -> dict[str, Any]:
         "zero": price.plan.sharding.stage, "micro": price.plan.batch.micro, "schedule": _schedule(price.plan),
         "recompute": price.plan.execution.recompute.value, "seconds": price.step_seconds, "mfu": price.mfu,
         "peak": price.memory["peak"], "reserved": price.memory["reserved"], "dollars": price.dollars_per_step,
+        "written": written_bytes(price),
         "trained": None if price.is_folded else price.trained_peak,
         "parts": dict(price.parts), "front": front, "stages": _stages(price),
         "lanes": [lane.to_json() for lane in topology(price)],
