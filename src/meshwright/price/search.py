@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -159,7 +159,7 @@ def search(
     rows = _first_rows(shown, fastest if by is not By.MEMORY else _order(points, by), by, top)
     if not rows:
         raise nothing_fits(space, groups, fits if suggest else None)
-    pareto = [row for row in shown.rows(_front(points, fastest), By.TIME) if row.price.fits_trained]
+    front = (row for row in shown.rows(_front(points, fastest), By.TIME) if row.price.fits_trained)
     counts = {
         "enumerated": enumerated + found.moved,
         "legal": enumerated - sum(each.count for each in refused) + found.moved,
@@ -168,9 +168,10 @@ def search(
     }
     best_of = _best_of(groups, points)
     refused += _overfull(space, overfull, best_of)
-    seconds = time.perf_counter() - begin
-    found_rows = tuple(rows), tuple(pareto), tuple(refused)
-    return Ranking(run, where, gpus, by, *found_rows, counts, seconds, best_of, fixed or {})
+    return Ranking(
+        run, where, gpus, by, tuple(rows), tuple(_unbeaten([*rows, *front])), tuple(refused), counts,
+        time.perf_counter() - begin, best_of, fixed or {},
+    )  # fmt: skip
 
 
 def space_of(run: RunConfig, gpus: int, cluster: Cluster, fixed: Mapping[str, Any]) -> Space:
@@ -328,6 +329,23 @@ def _first_rows(shown: _Shown, order: np.ndarray, by: By, top: int) -> list[Row]
     return rows
 
 
+def _by_time(row: Row) -> tuple[float, int]:
+    return row.price.step_seconds, row.price.memory["peak"]
+
+
+def _by_memory(row: Row) -> tuple[int, float]:
+    return row.price.memory["peak"], row.price.step_seconds
+
+
+def _unbeaten(rows: Sequence[Row]) -> Iterator[Row]:
+    """Those that no other beats in both time and memory, the fastest first: by their own prices, closed forms chose."""
+    least = np.inf
+    for row in sorted(rows, key=_by_time):
+        if row.price.memory["peak"] < least:
+            least = row.price.memory["peak"]
+            yield row
+
+
 @dataclass(frozen=True)
 class _Shown:
     """Points as runs that the rules accept, priced one by one, each once."""
@@ -340,9 +358,8 @@ class _Shown:
 
     def rows(self, chosen: np.ndarray, by: By) -> list[Row]:
         """Those of the chosen that fit, best first."""
-        rows = [row for row in map(self._row, map(int, chosen)) if row.price.fits]
-        value = {By.MEMORY: lambda row: (row.price.memory["peak"], row.price.step_seconds)}
-        return sorted(rows, key=value.get(by, lambda row: (row.price.step_seconds, row.price.memory["peak"])))
+        rows = (row for row in map(self._row, map(int, chosen)) if row.price.fits)
+        return sorted(rows, key=_by_memory if by is By.MEMORY else _by_time)
 
     def _row(self, index: int) -> Row:
         if index not in self._priced:
