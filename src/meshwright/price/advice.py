@@ -22,8 +22,9 @@ from meshwright.plan.strategies.tensor import legal_degrees
 from meshwright.price import legal
 from meshwright.price.legal import AXES, Mesh
 from meshwright.price.price import Price
+from meshwright.price.ranking import Ranking, Row, with_keys
 from meshwright.price.request import planned
-from meshwright.price.search import Ranking, Row, search, with_keys
+from meshwright.price.search import search
 from meshwright.price.text import bytes_text, seconds_text
 
 _HABIT_BUDGET = 100_000

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ import numpy as np
 from meshwright.arch.resolve import arch_from_model
 from meshwright.config.choices import Offload
 from meshwright.config.errors import RequestError
-from meshwright.config.load import build_run
 from meshwright.config.schema import RunConfig
 from meshwright.plan.front import Request, run_of
 from meshwright.plan.plan import Optimizer, Precision
@@ -41,6 +39,7 @@ from meshwright.price.legal import Mesh, Refusal, Space
 from meshwright.price.memory import memories
 from meshwright.price.nothing import nothing_fits, nothing_legal
 from meshwright.price.price import Price
+from meshwright.price.ranking import By, Ranking, Row, unbeaten, with_keys
 from meshwright.price.request import planned
 from meshwright.price.target import Target
 from meshwright.price.text import bytes_text
@@ -51,58 +50,6 @@ BUDGET = 2_500_000
 _BLOCK = 16_384
 _SPARE = 3  # how many more layouts than asked for are priced again as runs
 _TRIES = 20  # how often as many, where the program's fold says that they do not fit
-
-
-class By(StrEnum):
-    """What layouts are ranked by."""
-
-    TIME = "time"
-    COST = "cost"
-    MEMORY = "memory"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A ranked layout: the run's keys that make it, and its price."""
-
-    keys: Mapping[str, Any]
-    price: Price
-
-    @property
-    def words(self) -> list[str]:
-        """`section.key=value`, as one would type them."""
-        return [f"{key}={_word(value)}" for key, value in self.keys.items()]
-
-    def to_json(self, rank: int) -> dict[str, Any]:
-        tables: dict[str, dict[str, Any]] = {"mesh": {}, "parallel": {}, "batch": {}}
-        for key, value in self.keys.items():
-            section, name = key.split(".")
-            tables[section][name] = value
-        price = self.price
-        return {"rank": rank, **tables, "memory_peak": price.memory["peak"], "step_seconds": price.step_seconds,
-                "mfu": price.mfu, "cost": price.dollars_per_step}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """What a search found. `rows` are the best, `pareto` those that nothing beats in both time and memory."""
-
-    run: RunConfig
-    cluster: Cluster
-    gpus: int
-    by: By
-    rows: tuple[Row, ...]
-    pareto: tuple[Row, ...]
-    refused: tuple[Refusal, ...]
-    counts: Mapping[str, int]
-    seconds: float
-    best_of: Mapping[Mesh, tuple[float, float]] = field(default_factory=dict)
-    """Of every mesh with a layout that fits: the least seconds, and the bytes of that layout."""
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def best(self) -> Row:
-        return self.rows[0]
 
 
 @dataclass
@@ -169,7 +116,7 @@ def search(
     best_of = _best_of(groups, points)
     refused += _overfull(space, overfull, best_of)
     return Ranking(
-        run, where, gpus, by, tuple(rows), tuple(_unbeaten([*rows, *front])), tuple(refused), counts,
+        run, where, gpus, by, tuple(rows), tuple(unbeaten([*rows, *front])), tuple(refused), counts,
         time.perf_counter() - begin, best_of, fixed or {},
     )  # fmt: skip
 
@@ -307,15 +254,6 @@ def _best_of(groups: list[Group], points: Mapping[str, np.ndarray]) -> dict[Mesh
     return best
 
 
-def with_keys(run: RunConfig, keys: Mapping[str, Any]) -> RunConfig:
-    """The run with other keys."""
-    tables = run.tables()
-    for key, value in keys.items():
-        section, name = key.split(".")
-        tables[section][name] = value
-    return build_run(tables)
-
-
 def _first_rows(shown: _Shown, order: np.ndarray, by: By, top: int) -> list[Row]:
     """The best layouts, `top` of them where as many are found among the first: closed forms may say that more fit."""
     size = top * _SPARE
@@ -327,23 +265,6 @@ def _first_rows(shown: _Shown, order: np.ndarray, by: By, top: int) -> list[Row]
         if len(rows) == top:
             break
     return rows
-
-
-def _by_time(row: Row) -> tuple[float, int]:
-    return row.price.step_seconds, row.price.memory["peak"]
-
-
-def _by_memory(row: Row) -> tuple[int, float]:
-    return row.price.memory["peak"], row.price.step_seconds
-
-
-def _unbeaten(rows: Sequence[Row]) -> Iterator[Row]:
-    """Those that no other beats in both time and memory, the fastest first: by their own prices, closed forms chose."""
-    least = np.inf
-    for row in sorted(rows, key=_by_time):
-        if row.price.memory["peak"] < least:
-            least = row.price.memory["peak"]
-            yield row
 
 
 @dataclass(frozen=True)
@@ -359,7 +280,7 @@ class _Shown:
     def rows(self, chosen: np.ndarray, by: By) -> list[Row]:
         """Those of the chosen that fit, best first."""
         rows = (row for row in map(self._row, map(int, chosen)) if row.price.fits)
-        return sorted(rows, key=_by_memory if by is By.MEMORY else _by_time)
+        return by.ordered(rows)
 
     def _row(self, index: int) -> Row:
         if index not in self._priced:
@@ -383,9 +304,3 @@ def _overfull(
             rule = f"must fit in {bytes_text(room)}; the least of this mesh is {bytes_text(least)}"
             rows.append(Refusal(mesh, rule, count, works))
     return rows
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "[" + ",".join(map(str, value)) + "]" if isinstance(value, list) else str(value)

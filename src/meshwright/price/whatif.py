@@ -19,8 +19,9 @@ from meshwright.price.advice import short
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster
 from meshwright.price.price import Price
+from meshwright.price.ranking import Ranking, with_keys
 from meshwright.price.request import planned
-from meshwright.price.search import Ranking, search, with_keys
+from meshwright.price.search import search
 from meshwright.price.text import counted, seconds_text
 
 __all__ = ["Case", "budget", "budget_told", "cases", "slower", "tokens_of", "told"]

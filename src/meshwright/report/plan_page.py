@@ -26,7 +26,7 @@ from meshwright.price.failures import written_bytes
 from meshwright.price.layouts import of_plan
 from meshwright.price.memory import by_stage
 from meshwright.price.price import Price
-from meshwright.price.search import Row
+from meshwright.price.ranking import Row
 from meshwright.price.simulate import Clock
 from meshwright.price.weights import weights
 from meshwright.report.schedule import colours_told, draw_svg

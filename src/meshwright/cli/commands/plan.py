@@ -14,7 +14,7 @@ from meshwright.cli.output import print_json, print_styled
 from meshwright.config.errors import RequestError
 
 if TYPE_CHECKING:
-    from meshwright.price.search import Ranking
+    from meshwright.price.ranking import Ranking
 
 __all__ = ["EXAMPLES", "HELP", "NAME", "add_arguments", "run"]
 
@@ -194,7 +194,7 @@ def _degrees(mesh: tuple[int, ...]) -> str:
 
 def _write(ranking: Ranking, file: Path) -> None:
     from meshwright.config.load import dump_run
-    from meshwright.price.search import with_keys
+    from meshwright.price.ranking import with_keys
 
     run_config = with_keys(ranking.run, ranking.best.keys)
     file.write_text(dump_run(run_config), encoding="utf-8")
