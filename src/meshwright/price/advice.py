@@ -64,6 +64,8 @@ def topology(price: Price) -> list[Lane]:
 def collisions(price: Price) -> list[str]:
     """Axes that send at the same moment over the same link."""
     lanes = topology(price)
+    if not lanes:
+        return ["one rank sends nothing"]
     busy = [lane for lane in lanes if lane.link != "node"]
     names = [lane.axis.value for lane in busy]
     told = []
@@ -183,9 +185,9 @@ class Advice:
 
     @cached_property
     def _fits_alone(self) -> bool:
-        run = with_keys(self.ranking.run, {"batch.micro": 1})
+        fixed = {"batch.micro": 1, "parallel.offload": "none"}
         try:
-            search(run, 1, self.ranking.cluster, top=1, fixed={"batch.micro": 1}, budget=_HABIT_BUDGET, suggest=False)
+            search(self.ranking.run, 1, self.ranking.cluster, top=1, fixed=fixed, budget=_HABIT_BUDGET, suggest=False)
         except RequestError:
             return False
         return True
@@ -230,7 +232,8 @@ class Advice:
         return f"{self._versus(price.step_seconds)}, {bytes_text(price.memory['reserved'])}"
 
     def _versus(self, seconds: float) -> str:
-        return f"{seconds_text(seconds)} ({seconds / self.price.step_seconds - 1:+.1%})"
+        more = round(seconds / self.price.step_seconds - 1, 3) + 0.0  # no minus before a zero
+        return f"{seconds_text(seconds)} ({more:+.1%})"
 
 
 _PARTS = {"dp": "replicas", "tp": "tensor", "pp": "messages", "cp": "context", "ep": "experts", "other": "host"}
@@ -256,7 +259,10 @@ def short(keys: Mapping[str, Any]) -> str:
         chunks = f" x {keys['parallel.chunks']}" if keys["parallel.chunks"] > 1 else ""
         words.append(f"{keys['parallel.schedule']}{chunks}")
     if keys["mesh.cp"] > 1:
-        words.append(str(keys["parallel.context"]))
+        inner = keys["parallel.context_inner"]
+        words.append(str(keys["parallel.context"]) + (f" over ulysses groups of {inner}" if inner > 1 else ""))
+    if keys["mesh.tp"] > 1 and not keys["parallel.sequence"]:
+        words.append("without sequence parallel")
     if keys["parallel.recompute"] != "none":
         words.append(f"{keys['parallel.recompute']} recompute")
     if keys["parallel.offload"] != "none":

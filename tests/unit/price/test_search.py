@@ -12,7 +12,7 @@ from meshwright.config.load import load_run
 from meshwright.layout.axes import DEFAULT_ORDER, Axis
 from meshwright.plan.stages import balanced
 from meshwright.price import legal
-from meshwright.price.advice import Advice, topology
+from meshwright.price.advice import Advice, short, topology
 from meshwright.price.candidates import groups_of, has_legal, points_of, priced_units
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.nothing import nothing_fits
@@ -246,6 +246,23 @@ def test_advice_prices_habits_beside_the_winner(sixteen: Ranking) -> None:
     assert row.price.step_seconds >= sixteen.best.price.step_seconds * (1 - 1e-9)
     assert any(why in line for line in advice.habits())
     assert any("does not fit" in line or "%" in line for line in advice.changes())
+
+
+def test_layouts_that_differ_read_differently() -> None:
+    """With and without sequence parallel, and rings of groups, were one layout in words, with two prices."""
+    by_memory = search(load_run(None, []), 4, cluster_of("local", calibrated=False), By.MEMORY)
+    groups = ranked(fixed={"mesh.cp": 16, "mesh.dp": 1, "parallel.context": "ring"})
+    for ranking in (by_memory, groups):
+        told = {tuple(row.words): short(row.keys) for row in (*ranking.rows, *ranking.pareto)}
+        assert len(set(told.values())) == len(told) > 3
+
+
+def test_what_fits_one_device_only_with_states_elsewhere_does_not_fit_it() -> None:
+    """The tree said "it fits one device, so only data parallel", and then that no such layout fits."""
+    alone = Advice(ranked(gpus=1))
+    assert alone.ranking.best.keys["parallel.offload"] == "optimizer"
+    assert "fits one device" not in alone.tree[0]
+    assert alone.lines()[-1] == "one rank sends nothing"
 
 
 def test_the_package_offers_it() -> None:
