@@ -197,7 +197,7 @@ def _activations(price: Price) -> Iterator[str]:
     tokens = layouts.micro * price.target.sequence / layouts.cp
     flight = in_flight(layouts, np.zeros(1))[0]
     yield f"a block keeps {block_bytes(price.target, layouts, tokens)[0]:,.0f} bytes of a micro-batch"
-    yield f"in flight on the first stage: {flight:g} micro-batches, {layouts.first[0]:g} blocks"
+    yield f"on the first stage: micro-batches in flight {flight:g}, blocks {layouts.first[0]:g}"
 
 
 _DETAILS: Mapping[str, Callable[[Price], Iterator[str]]] = {

@@ -20,12 +20,13 @@ from meshwright.layout.axes import Axis
 from meshwright.plan.plan import Plan
 from meshwright.price.layouts import of_plan
 from meshwright.price.price import Price
-from meshwright.price.text import bytes_text, seconds_text
+from meshwright.price.text import bytes_text, counted, seconds_text
 from meshwright.price.weights import owned, weights
 
 __all__ = ["Loss", "checkpoint_bytes", "daly", "goodput", "goodput_told", "lost", "lost_told", "written_bytes", "young"]
 
 
+_TOLD = 24  # pieces that are listed
 _LEAST_BLOCKED_S = 1e-3  # ranks meet at least; of a checkpoint that blocks nothing the best interval would be none
 
 
@@ -84,12 +85,14 @@ def goodput_told(
     found = {"mtbf_s": mtbf, "checkpoint_blocks_s": blocked, "young_s": young(blocked, mtbf), "daly_s": wanted,
              "interval_s": interval, "every_steps": float(steps), "restart_s": restart_s, "goodput": share,
              "checkpoint_bytes": float(checkpoint_bytes(price.plan))}  # fmt: skip
+    size = bytes_text(found["checkpoint_bytes"])
+    rules = f"Daly {seconds_text(wanted)}, Young {seconds_text(found['young_s'])}"
     lines = [
         "failures:",
-        f"  one every {_hours(mtbf)} on {ranks} devices; a checkpoint of {bytes_text(found['checkpoint_bytes'])} "
-        f"blocks {seconds_text(blocked)}, a restart takes {seconds_text(restart_s)}",
-        f"  save every {seconds_text(interval)} (Daly {seconds_text(wanted)}, Young {seconds_text(found['young_s'])}): "
-        f"checkpoint.every = {steps}; {share:.2%} of the time is work that stays",
+        f"  one every {_hours(mtbf)} on {counted(ranks, 'device')}; a checkpoint of {size} blocks "
+        f"{seconds_text(blocked)}, a restart takes {seconds_text(restart_s)}",
+        f"  save every {seconds_text(interval)} ({rules}): checkpoint.every = {steps}; "
+        f"{share:.2%} of the time is work that stays",
     ]
     return found, lines
 
@@ -150,18 +153,25 @@ def _replicas(plan: Plan, rank: int, experts: bool) -> list[int]:
     return sorted(ranks)
 
 
+def _held_by(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "GONE"
+    if len(ranks) == 1:
+        return f"still on rank {ranks[0]}"
+    return f"still on {counted(len(ranks), 'rank')}, the first of them {ranks[0]}"
+
+
 def lost_told(plan: Plan, ranks: Sequence[int]) -> tuple[list[dict[str, Any]], list[str]]:
     """The same as data and as lines."""
     losses = lost(plan, ranks)
     named = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
     lines = [f"lost with {named}:"]
-    for each in losses[:24]:
-        holders = f"still on {len(each.holders)} ranks, the first {each.holders[0]}" if each.holders else "GONE"
-        lines.append(f"  {each.what} of {each.coordinates}: {holders}")
-    if len(losses) > 24:
-        lines.append(f"  and {len(losses) - 24} pieces more")
+    for each in losses[:_TOLD]:
+        lines.append(f"  {each.what} of {each.coordinates}: {_held_by(each.holders)}")
+    if len(losses) > _TOLD:
+        lines.append(f"  and {counted(len(losses) - _TOLD, 'piece')} more")
     gone = sum(not each.holders for each in losses)
     verdict = "nothing is gone: every piece has a copy"
     if gone:
-        verdict = f"{gone} pieces are gone: only a checkpoint has them"
+        verdict = f"{counted(gone, 'piece')} gone, held by checkpoints only"
     return [each.to_json() for each in losses], [*lines, f"  {verdict}"]

@@ -58,8 +58,8 @@ def cases(ranking: Ranking) -> Iterator[Case]:
         if (count := int(gpus * factor)) >= 1:
             yield ask("strong scaling", counted(count, "device"), run, count, cluster)
     for factor in (0.5, 1, 2, 4):
-        count, batch = int(gpus * factor), int(run.batch.global_ * factor)
-        if count >= 1 and batch >= 1:
+        count = int(gpus * factor)
+        if batch := run.batch.global_ * count // gpus:
             more = with_keys(run, {"batch.global": batch})
             yield ask("weak scaling", f"{counted(count, 'device')}, {counted(batch, 'sequence')}", more, count, cluster)
     for factor in (0.5, 0.25):
@@ -168,9 +168,9 @@ def budget(price: Price, tokens: float) -> Mapping[str, float]:
 def budget_told(price: Price, tokens: float) -> tuple[Mapping[str, float], list[str]]:
     """The same as data and as lines."""
     found = budget(price, tokens)
-    dollars = f", {found['dollars']:,.0f} dollars" if found["dollars"] else ", price a device hour unknown"
+    dollars = f"{found['dollars']:,.0f} dollars" if found["dollars"] else "the price of a device hour is unknown"
     line = (
-        f"  {tokens:.3g} tokens: {found['steps']:,.0f} steps, {found['hours'] / 24:,.1f} days, "
-        f"{found['device_hours']:,.0f} device hours{dollars} (without failures)"
+        f"  {tokens:.3g} tokens: {counted(int(found['steps']), 'step')}, {seconds_text(found['hours'] * 3600)}, "
+        f"{found['device_hours']:,.1f} device hours, {dollars} (without failures)"
     )
     return found, ["budget:", line]

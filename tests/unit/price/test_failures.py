@@ -9,7 +9,16 @@ import meshwright as mw
 from meshwright.checkpoint.state import owned_state, shapes
 from meshwright.config.load import load_run
 from meshwright.price.catalogue import cluster_of
-from meshwright.price.failures import checkpoint_bytes, daly, goodput, goodput_told, lost, written_bytes, young
+from meshwright.price.failures import (
+    checkpoint_bytes,
+    daly,
+    goodput,
+    goodput_told,
+    lost,
+    lost_told,
+    written_bytes,
+    young,
+)
 from tests.unit.price.ask import ask
 
 
@@ -49,6 +58,24 @@ def test_what_is_sharded_goes_unless_copies_exist(zero: int, within: int, gone: 
     assert bool(weights.holders) is (zero < 3 or within > 0)
     if within:
         assert state.holders == (3,)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["mesh.dp=2", "parallel.zero=1"], ["still on rank 1", "1 piece gone"]),
+        (["mesh.dp=4"], ["still on 3 ranks, the first of them 1", "nothing is gone"]),
+        (["mesh.dp=1"], ["GONE", "2 pieces gone"]),
+    ],
+)
+def test_what_is_lost_is_told_in_its_number(words: list[str], told: list[str]) -> None:
+    """It was "1 pieces are gone", and "still on 1 ranks, the first 1"."""
+    lines = "\n".join(lost_told(mw.plan(load_run(None, words)), [0])[1])
+    assert all(each in lines for each in told)
+
+
+def test_one_device_fails_alone() -> None:
+    assert "on 1 device;" in "\n".join(goodput_told(ask("mesh.dp=1"), 50_000, 300.0)[1])
 
 
 def test_pipeline_neighbours_hold_nothing_of_each_other() -> None:
