@@ -28,6 +28,7 @@ from meshwright.price.memory import by_stage
 from meshwright.price.price import Price
 from meshwright.price.ranking import Row
 from meshwright.price.simulate import Clock
+from meshwright.price.text import counted
 from meshwright.price.weights import weights
 from meshwright.report.schedule import colours_told, draw_svg
 from meshwright.report.style import style
@@ -44,7 +45,7 @@ _SCRIPTS = ("words", "state", "whatif", "table", "chosen", "pareto", "mesh", "li
 def plan_page(advice: Advice) -> str:
     """The page of a ranking, as HTML."""
     data = json.dumps(page_data(advice), allow_nan=False).replace("<", "\\u003c")
-    title = f"{advice.ranking.run.model.preset or advice.ranking.run.name} on {advice.ranking.gpus} devices"
+    title = f"{advice.ranking.run.model.preset or advice.ranking.run.name} on {counted(advice.ranking.gpus, 'device')}"
     plan = advice.price.plan
     works = [work for work in Work if work is not Work.WEIGHT or plan.pipeline.schedule in _SPLIT]
     key = colours_told(works) if plan.degrees.pp > 1 else ""

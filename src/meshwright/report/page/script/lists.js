@@ -30,6 +30,7 @@ function drawLinks() {
     lane.axis, lane.degree, lane.link + (near(lane) ? `, ${lane.neighbours_in_node} in a node` : ""),
     sent(lane.axis), lane.per_layer, lane.per_step,
   ]);
+  $("links").hidden = !rows.length;  // of one rank
   fill("links", ["axis", "degree", "link", "sent by a rank in a step", "per layer", "per step"], rows);
   $("collisions").append(...D.collisions.map(words => el("li", words)));
 }
