@@ -1,9 +1,11 @@
-// Time against reserved memory (what must fit), both logarithmic; drawn as wide as there is room, so that its words keep their size.
+// Time against reserved memory, which is what must fit, both logarithmic; drawn as wide as there is room, so that its
+// words keep their size.
 
 const EDGE = {left: 62, right: 14, top: 26, bottom: 40};
 
+// At least 3 % on either side: figures that differ by a byte stand at one place.
 function scale(values, low, high) {
-  const logs = values.map(Math.log), a = Math.min(...logs), b = Math.max(...logs), pad = (b - a || 1) * .06;
+  const logs = values.map(Math.log), a = Math.min(...logs), b = Math.max(...logs), pad = Math.max((b - a) * .06, .03);
   const at = v => low + (Math.log(v) - a + pad) / (b - a + 2 * pad) * (high - low);
   return {at, tick: share => Math.exp(a - pad + (b - a + 2 * pad) * share)};
 }
