@@ -22,16 +22,18 @@ import numpy as np
 from meshwright.arch.arch import Arch
 from meshwright.arch.unbuilt import lacking
 from meshwright.config.choices import Context, Dtype, Offload, Recompute, Schedule
+from meshwright.config.chunks import chunk_limits
 from meshwright.layout.axes import DEFAULT_ORDER, Axis
 from meshwright.plan.plan import ContextSplit
 from meshwright.plan.resolve import unit_flops
 from meshwright.plan.strategies import context, expert, tensor
 from meshwright.price.cluster import Cluster, Following
-from meshwright.price.layouts import CONTEXTS, CUT, RECOMPUTES, SCHEDULES, Array, outline
+from meshwright.price.layouts import CONTEXTS, CUT, RECOMPUTES, SCHEDULES, Array, held_blocks, outline
 from meshwright.price.target import Target
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
 _MOST_MICRO, _MOST_CHUNKS = 64, 12
+_SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.ZB_H1, Schedule.ZB_V)
 _INNER = 1, 2, 4, 8  # ranks of a group inside a ring
 
 Mesh = tuple[int, int, int, int, int]
@@ -207,7 +209,7 @@ def around(space: Space, mesh: Mesh, near: int) -> tuple[dict[str, Array], list[
         given = space.fixed.get("parallel.stages") if pp > 1 else None
         counts = tuple(given) if given else stage_counts(space.target.arch.layers, pp * chunks, head)
         stages.append(counts)
-        cut = outline(_held(counts, pp, schedule))
+        cut = outline(held_blocks(counts, pp, schedule))
         for zero, shards, reshard in _shardings(space, dp * ep * cp, near):
             for recompute in recomputes:
                 row = zero, shards, reshard, SCHEDULES.index(schedule), chunks, recompute, *cut, len(stages) - 1
@@ -224,11 +226,10 @@ def _schedules(space: Space, pp: int) -> Iterator[tuple[Schedule, int]]:
         return
     layers = space.target.arch.layers
     asked = "parallel.chunks" in space.fixed
-    wanted = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, *((Schedule.ZB_H1, Schedule.ZB_V) if space.split else ()))
+    wanted = [each for each in _SCHEDULES if space.split or not each.is_split]
     for schedule in map(Schedule, space.allowed("parallel.schedule", wanted)):
-        least = {Schedule.INTERLEAVED: 2, Schedule.ZB_V: 2}.get(schedule, 1)
-        most = {Schedule.INTERLEAVED: max(_MOST_CHUNKS, space.fixed.get("parallel.chunks", 0))}.get(schedule, least)
-        for chunks in range(least, most + 1):
+        least, most = chunk_limits(schedule)
+        for chunks in range(least, (most or max(_MOST_CHUNKS, space.fixed.get("parallel.chunks", 0))) + 1):
             # Chunks that do not divide make the fullest stage longer than one chunk fewer does.
             even = asked or chunks == least or any((layers + extra) % (pp * chunks) == 0 for extra in (0, 1, 2))
             if given is not None:
@@ -297,15 +298,6 @@ def stage_counts(blocks: int, parts: int, head: float) -> tuple[int, ...]:
                 counts[part] -= 1
                 left -= 1
     return tuple(counts)
-
-
-def _held(counts: tuple[int, ...], pp: int, schedule: Schedule) -> list[int]:
-    """Blocks of each pipeline coordinate."""
-    held = [0] * pp
-    for virtual, blocks in enumerate(counts):
-        chunk, place = divmod(virtual, pp)
-        held[pp - 1 - place if schedule is Schedule.ZB_V and chunk == 1 else place] += blocks
-    return held
 
 
 def legal_orders(space: Space, mesh: Mesh) -> list[tuple[tuple[Axis, ...], int]]:

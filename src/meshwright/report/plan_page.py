@@ -37,7 +37,6 @@ __all__ = ["page_data", "plan_page", "timeline"]
 
 _DRAWN = 30_000  # actions of units that a timeline is worth
 _NODES = 8  # nodes that the map shows
-_SPLIT = (Schedule.ZB_H1, Schedule.ZB_V)
 _SCRIPTS = ("words", "state", "whatif", "table", "chosen", "pareto", "mesh", "lists", "main")
 """In this order, as one script: each uses what those before it define."""
 
@@ -47,7 +46,7 @@ def plan_page(advice: Advice) -> str:
     data = json.dumps(page_data(advice), allow_nan=False).replace("<", "\\u003c")
     title = f"{advice.ranking.run.model.preset or advice.ranking.run.name} on {counted(advice.ranking.gpus, 'device')}"
     plan = advice.price.plan
-    works = [work for work in Work if work is not Work.WEIGHT or plan.pipeline.schedule in _SPLIT]
+    works = [work for work in Work if work is not Work.WEIGHT or plan.pipeline.schedule.is_split]
     key = colours_told(works) if plan.degrees.pp > 1 else ""
     parts = {"TITLE": escape(title), "CSS": style(), "TIMELINE": timeline(plan, advice.price), "KEY": key,
              "JS": _script(), "DATA": data}  # fmt: skip
