@@ -103,12 +103,8 @@ def meshes(space: Space) -> Iterator[Mesh]:
 def mesh_rules(space: Space, mesh: Mesh) -> str | None:
     """The first rule of arithmetic that `mesh` breaks."""
     arch, (dp, tp, pp, cp, ep) = space.target.arch, mesh
-    if tp not in _tensor_degrees(arch):
-        if arch.heads % tp:
-            return f"tp must divide the {arch.heads} query heads"
-        if arch.kv_heads % tp and tp % arch.kv_heads:
-            return f"tp must divide the {arch.kv_heads} key/value heads, or be a multiple of them"
-        return "tp must divide the feed-forward width"
+    if (rule := next(tensor.degree_rules(arch, tp), None)) is not None:
+        return f"tp {rule}"
     stages = space.fixed.get("parallel.stages")
     if stages and (len(stages) % pp or (len(stages) > 1 and not list(_schedules(space, pp)))):
         return f"pp x chunks must be the {len(stages)} stages of parallel.stages"
@@ -130,11 +126,6 @@ def mesh_rules(space: Space, mesh: Mesh) -> str | None:
             return "parameters live elsewhere only at ZeRO-3, on several replicas"
         return f"parallel.zero_shard_within = {space.fixed['parallel.zero_shard_within']} must divide dp x ep x cp"
     return None
-
-
-@lru_cache(maxsize=64)
-def _tensor_degrees(arch: Arch) -> frozenset[int]:
-    return frozenset(tensor.legal_degrees(arch))
 
 
 def micros(space: Space, mesh: Mesh) -> list[int]:
