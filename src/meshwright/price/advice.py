@@ -49,13 +49,11 @@ class Lane:
 
 def topology(price: Price) -> list[Lane]:
     """Of each axis that cuts something, outermost first."""
-    degrees, devices = price.plan.degrees, price.cluster.node.devices
+    degrees, node = price.plan.degrees, price.cluster.node
     lanes = []
     for axis in degrees.order:
         if (degree := degrees.on(axis)) > 1:
-            near = min(max(devices // degrees.stride(axis), 1), degree)
-            if axis is Axis.PP and degrees.stride(axis) >= devices:
-                near = 1
+            near = node.neighbours(degrees.stride(axis), degree)
             link = "node" if near == degree else "network" if near == 1 else "node and network"
             lanes.append(Lane(axis, degree, near, link, *_runs(price.plan, axis)))
     return lanes

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from meshwright.config.choices import Schedule
 from meshwright.layout.axes import Axis
 from meshwright.price import legal
-from meshwright.price.cluster import Following
 from meshwright.price.compute import Units, units
 from meshwright.price.layouts import CONTEXTS, OFFLOADS, RECOMPUTES, SCHEDULES, Array, Layouts
 from meshwright.price.legal import AXES, Mesh, Refusal, Space
@@ -110,8 +109,7 @@ def _unknown_to_closed_forms(m: Array, pp: int) -> Iterator[tuple[Schedule, npt.
 
 def _same_as_one(space: Space, outside: Mapping[str, Array]) -> npt.NDArray[np.bool_]:
     """Whether an option is ZeRO-2 that usual trainers run as ZeRO-1 as soon as there are several micro-batches."""
-    literal = space.target.cluster.software.following is Following.LITERAL
-    searched = not literal and "parallel.zero" not in space.fixed
+    searched = not space.target.is_literal and "parallel.zero" not in space.fixed
     return np.asarray((outside["zero"] == 2) & searched)
 
 

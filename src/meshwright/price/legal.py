@@ -295,7 +295,7 @@ def legal_orders(space: Space, mesh: Mesh) -> list[tuple[tuple[Axis, ...], int]]
     """Orders of the axes that put some axis on other links, the default first; with the replicas that share a node."""
     degree = dict(zip(AXES, mesh, strict=True))
     active = [axis for axis in DEFAULT_ORDER if degree[axis.value] > 1]
-    devices = space.target.cluster.node.devices
+    node = space.target.cluster.node
     seen: dict[tuple[int, ...], tuple[tuple[Axis, ...], int]] = {}
     wanted = [tuple(map(Axis, each)) for each in space.allowed("mesh.order", (DEFAULT_ORDER,))]
     every = permutations(active) if "mesh.order" not in space.fixed else [
@@ -309,7 +309,7 @@ def legal_orders(space: Space, mesh: Mesh) -> list[tuple[tuple[Axis, ...], int]]
             stride[axis] = step
             step *= degree[axis.value]
         replicas = _nearest(stride, degree, (Axis.DP, Axis.EP, Axis.CP))
-        near = min(max(devices // replicas, 1), mesh[0] * mesh[3] * mesh[4])
+        near = node.neighbours(replicas, mesh[0] * mesh[3] * mesh[4])
         links = near, *_links(space, mesh, stride)
         seen.setdefault(links, (order, near))
     return list(seen.values())
@@ -318,19 +318,19 @@ def legal_orders(space: Space, mesh: Mesh) -> list[tuple[tuple[Axis, ...], int]]
 def _links(space: Space, mesh: Mesh, stride: Mapping[Axis, int]) -> Iterator[int]:
     """All that a price reads of an order, besides the replicas that share a node: whatever differs here lies on other
     links, and nothing else does."""
-    node, degree = space.target.cluster.node.devices, dict(zip(AXES, mesh, strict=True))
+    node, degree = space.target.cluster.node, dict(zip(AXES, mesh, strict=True))
     for axis in (Axis.TP, Axis.PP, Axis.CP, Axis.EP):
-        yield min(max(node // stride[axis], 1), degree[axis.value])
+        yield node.neighbours(stride[axis], degree[axis.value])
     for inner in _INNER:  # a ring's hop to the neighbour, or over the groups inside it
         if inner < degree["cp"]:
-            yield int(stride[Axis.CP] * inner < node)
+            yield int(stride[Axis.CP] * inner < node.devices)
     if degree["pp"] > 1 and space.target.arch.tie_embeddings:  # the first stage and the last
-        yield int(2 * stride[Axis.PP] * (degree["pp"] - 1) <= node)
+        yield int(2 * stride[Axis.PP] * (degree["pp"] - 1) <= node.devices)
     if degree["pp"] > 1 and space.target.cluster.network.shared:
-        yield min(stride[Axis.PP], node)
+        yield min(stride[Axis.PP], node.devices)
     if space.target.arch.experts is not None:
         experts = _nearest(stride, degree, (Axis.DP, Axis.CP))
-        yield min(max(node // experts, 1), degree["dp"] * degree["cp"])
+        yield node.neighbours(experts, degree["dp"] * degree["cp"])
 
 
 def _nearest(stride: Mapping[Axis, int], degree: Mapping[str, int], axes: tuple[Axis, ...]) -> int:

@@ -18,7 +18,6 @@ import numpy as np
 from meshwright.arch.activations import Setting, saved
 from meshwright.arch.arch import Arch
 from meshwright.config.choices import Dtype, Recompute
-from meshwright.price.cluster import Following
 from meshwright.price.context import context_bytes
 from meshwright.price.layouts import RECOMPUTES, Array, Layouts
 from meshwright.price.offload import guest_bytes, kept_home
@@ -128,13 +127,19 @@ def memories(target: Target, layouts: Layouts, held: Weights) -> Memory:
     }
     peak = np.maximum(outer, peaks[2])
     values = target.values
-    caching = target.cluster.device.generation != "cpu"
-    reserved = peak * values["memory.slack"] + values["memory.slack_bytes"] if caching else peak
+    reserved = reserved_bytes(target, peak)
     kinds = sum((degree > 1) * 1.0 for degree in (layouts.dp * layouts.ep, layouts.tp, layouts.pp, layouts.cp))
     outside = values["memory.context_bytes"] + values["memory.communicator_bytes"] * kinds
-    device = reserved + (outside if caching else 0.0)
+    device = reserved if target.cluster.device.is_cpu else reserved + outside
     return Memory(**chosen, peak=peak, reserved=reserved, device=device, stage=fullest,
                   peaks_first=peaks[0], peaks_inner=peaks[1], peaks_last=peaks[2])  # fmt: skip
+
+
+def reserved_bytes(target: Target, peak: Array | float) -> Array:
+    """What the allocator keeps of the device for `peak` bytes of tensors."""
+    if target.cluster.device.is_cpu:
+        return np.asarray(peak)
+    return np.asarray(peak * target.values["memory.slack"] + target.values["memory.slack_bytes"])
 
 
 def _total(column: dict[str, Array]) -> Array:
@@ -188,9 +193,8 @@ def _states(target: Target, layouts: Layouts, held: Weights, stage: int) -> dict
     dense, routed = held.dense[stage], held.routed[stage]
     part, whole, updated = shard(layouts, dense, routed), dense + routed, owned(layouts, dense, routed)
     kept_whole = (zero == 3) & (layouts.reshard == 0)
-    literal = target.cluster.software.following is Following.LITERAL
     # Usual trainers cannot scatter gradients before the last micro-batch has added to them.
-    accumulates = (layouts.accumulation > 1) & (not literal)
+    accumulates = (layouts.accumulation > 1) & (not target.is_literal)
     scattered = (zero == 3) & ~kept_whole | (zero == 2) & ~accumulates
     gradients = np.where(scattered, part, whole) * reduced
     if target.legacy and reduced > stored:
@@ -199,7 +203,7 @@ def _states(target: Target, layouts: Layouts, held: Weights, stage: int) -> dict
         flat = np.where((zero == 1) | (zero == 2), whole, 0.0)
         gradients = gradients + flat * reduced * target.values["memory.flat"]
     parameters = np.where(zero == 3, np.where(kept_whole, whole, part), whole) * stored
-    if not literal and precision.has_master:
+    if not target.is_literal and precision.has_master:
         # Sharded parameters of usual trainers are the master copy itself: gathered ones are cast on the way.
         parameters = np.where((zero == 3) & ~kept_whole, 0.0, parameters)
     return {
@@ -218,28 +222,25 @@ def _activations(target: Target, layouts: Layouts, tokens: Array, blocks: Array,
     held = full * entry + (1 - full) * each
     gathered = np.where(layouts.sequence > 0, 2 * tokens * target.shapes.hidden * target.stored, 0.0)
     working = np.where(full > 0, target.values["memory.working"] * each + gathered, 0.0)
-    literal = target.cluster.software.following is Following.LITERAL
-    outputs = np.where(layouts.pp > 1, flight * entry, 0.0) * (not literal)  # usual pipelines keep what they sent
+    # Usual pipelines keep what they sent.
+    outputs = np.where(layouts.pp > 1, flight * entry, 0.0) * (not target.is_literal)
     return np.asarray(blocks * flight * held + working + outputs)
 
 
 def block_bytes(target: Target, layouts: Layouts, tokens: Array) -> Array:
     """What one block keeps of one micro-batch without full recomputation."""
-    tp, usual = layouts.tp, target.cluster.software.following is Following.USUAL
-    fused = usual and not target.eager
+    fused = not target.is_literal and not target.eager
     dtype = Dtype.BFLOAT16 if target.stored == 2 else target.precision.compute
     table = kept(target.arch, target.sequence, dtype, fused, fused and target.low_precision)
-    stream = np.where(layouts.sequence > 0, tp, 1.0)
-    inputs = stream if fused else np.ones_like(tp)
+    inputs = np.where((layouts.sequence > 0) & fused, layouts.tp, 1.0)
     out = _bytes(table, tokens, layouts, inputs)
-    if not target.unfused:
-        cheap = kept(target.arch, target.sequence, dtype, fused, fused and target.low_precision, True)
-        selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
-        out = np.where(selective, _bytes(cheap, tokens, layouts, inputs), out)
+    selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
     if target.unfused:
-        selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
-        squares = 5 * layouts.micro * target.shapes.heads / tp * float(target.sequence) ** 2 / layouts.cp
+        squares = 5 * layouts.micro * target.shapes.heads / layouts.tp * float(target.sequence) ** 2 / layouts.cp
         out = out + np.where(selective, 0.0, squares)
+    else:
+        cheap = kept(target.arch, target.sequence, dtype, fused, fused and target.low_precision, True)
+        out = np.where(selective, _bytes(cheap, tokens, layouts, inputs), out)
     return np.asarray(out + context_bytes(target, layouts, tokens))
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.layout.axes import Axis
-from meshwright.price.cluster import Following
 from meshwright.price.layouts import Array, Layouts
 from meshwright.price.links import Way, way
 from meshwright.price.offload import fetch_seconds, visit_seconds
@@ -95,9 +94,8 @@ class _Groups:
 def replicas(target: Target, layouts: Layouts, held: Weights) -> Replicas:
     """What the replicas of every layout exchange."""
     groups = _groups(target, layouts)
-    literal = target.cluster.software.following is Following.LITERAL
     zero, stored, nothing = layouts.zero, target.stored, np.zeros_like(layouts.zero)
-    scattered = (zero == 3) | ((zero == 2) & literal)
+    scattered = (zero == 3) | ((zero == 2) & target.is_literal)
 
     def traffic(dense: Array, routed: Array) -> Traffic:
         reduced = groups.reduce(dense, routed)
@@ -109,7 +107,7 @@ def replicas(target: Target, layouts: Layouts, held: Weights) -> Replicas:
         )
 
     block = traffic(held.block_dense, held.block_routed)
-    calls = [each + 1 if literal else 1.0 for each in (layouts.first, layouts.most - 1, layouts.last)]
+    calls = [each + 1 if target.is_literal else 1.0 for each in (layouts.first, layouts.most - 1, layouts.last)]
     publish = (zero == 1) | (zero == 2)
     stages = list(zip(held.dense, held.routed, calls, strict=True))
     sums = [np.where(scattered, 0.0, groups.reduce(d, r, n)) for d, r, n in stages]
@@ -131,7 +129,6 @@ def _groups(target: Target, layouts: Layouts) -> _Groups:
     dense = layouts.dp * layouts.ep * layouts.cp
     stride = _nearest(layouts, (Axis.DP, Axis.EP, Axis.CP))
     within = shards(layouts)
-    literal = target.cluster.software.following is Following.LITERAL
     return _Groups(
         target,
         layouts,
@@ -140,7 +137,7 @@ def _groups(target: Target, layouts: Layouts) -> _Groups:
         expert=way(target, layouts.dp * layouts.cp, _nearest(layouts, (Axis.DP, Axis.CP))),
         within=within,
         # Gains of norms are partial sums under sequence parallel: the literal program gives them their own buckets.
-        small=np.where((layouts.tp > 1) & (layouts.sequence > 0), 1.0 * literal, 0.0),
+        small=np.where((layouts.tp > 1) & (layouts.sequence > 0) & target.is_literal, 1.0, 0.0),
     )
 
 
@@ -161,8 +158,7 @@ def _closing(target: Target, layouts: Layouts, held: Weights, groups: _Groups) -
     if not target.arch.tie_embeddings:
         return closing
     pair = way(target, np.full_like(layouts.pp, 2.0), layouts.stride(Axis.PP) * np.maximum(layouts.pp - 1, 1))
-    literal = target.cluster.software.following is Following.LITERAL
-    share = np.where((layouts.zero > 0) & literal, groups.within, 1.0)
+    share = np.where((layouts.zero > 0) & target.is_literal, groups.within, 1.0)
     num_bytes = held.embedding / share * target.precision.reduce.num_bytes
     return np.asarray(closing + np.where(layouts.pp > 1, pair.all_reduce(num_bytes), 0.0))
 

@@ -38,7 +38,7 @@ class Target:
     @property
     def direct(self) -> bool:
         """Whether gathers and scatters go point to point, as they do on gloo, instead of round a ring."""
-        return self.cluster.device.generation == "cpu"
+        return self.cluster.device.is_cpu
 
     @property
     def shapes(self) -> Shapes:

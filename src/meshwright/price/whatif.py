@@ -70,7 +70,7 @@ def cases(ranking: Ranking) -> Iterator[Case]:
         if batch >= 1:
             longer = with_keys(run, {"data.sequence_length": length, "batch.global": batch})
             yield ask("longer sequences", f"{length} tokens, {counted(batch, 'sequence')}", longer, gpus, cluster)
-    if cluster.device.generation != "cpu":
+    if not cluster.device.is_cpu:
         for name in _OTHERS:
             if name != cluster.name:
                 yield ask("other devices", name, run, gpus, cluster_of(name))
