@@ -243,10 +243,14 @@ def mesh_of(keys: Mapping[str, Any]) -> Mesh:
     return dp, tp, pp, cp, ep
 
 
+def degrees_words(mesh: Mesh) -> str:
+    """`dp 2 x tp 4`."""
+    return " x ".join(f"{name} {size}" for name, size in zip(AXES, mesh, strict=True) if size > 1) or "one rank"
+
+
 def short(keys: Mapping[str, Any]) -> str:
     """A layout in a few words."""
-    degrees = " x ".join(f"{name} {keys[f'mesh.{name}']}" for name in AXES if keys[f"mesh.{name}"] > 1) or "one rank"
-    words = [degrees]
+    words = [degrees_words(mesh_of(keys))]
     if keys["parallel.zero"]:
         words.append(f"ZeRO-{keys['parallel.zero']}")
         if keys["parallel.zero_shard_within"]:

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.arch.arithmetic import parameters
+from meshwright.config.counted import counted
 from meshwright.layout.axes import Axis
 from meshwright.plan.plan import Plan
 from meshwright.price.layouts import of_plan
 from meshwright.price.price import Price
-from meshwright.price.text import bytes_text, counted, seconds_text
+from meshwright.price.text import bytes_text, seconds_text
 from meshwright.price.weights import owned, weights
 
 __all__ = ["Loss", "checkpoint_bytes", "daly", "goodput", "goodput_told", "lost", "lost_told", "written_bytes", "young"]

@@ -14,11 +14,12 @@ from itertools import islice
 from typing import Any
 
 from meshwright.config.choices import Context, Schedule
+from meshwright.config.counted import counted
 from meshwright.config.errors import RequestError
 from meshwright.price import legal
 from meshwright.price.candidates import Group, first_legal, groups_of, has_legal, least_bytes
 from meshwright.price.legal import Refusal, Space
-from meshwright.price.text import bytes_text, counted
+from meshwright.price.text import bytes_text
 
 __all__ = ["nothing_fits", "nothing_legal"]
 

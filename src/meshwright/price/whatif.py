@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.config.counted import counted
 from meshwright.config.errors import RequestError
 from meshwright.config.schema import RunConfig
 from meshwright.price.advice import short
@@ -22,7 +23,7 @@ from meshwright.price.price import Price
 from meshwright.price.ranking import Ranking, with_keys
 from meshwright.price.request import planned
 from meshwright.price.search import search
-from meshwright.price.text import counted, seconds_text
+from meshwright.price.text import seconds_text
 
 __all__ = ["Case", "budget", "budget_told", "cases", "slower", "tokens_of", "told"]
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from meshwright.arch.arithmetic import parameters
 from meshwright.config.choices import Schedule
+from meshwright.config.counted import counted
 from meshwright.layout.axes import Axis, Degrees
 from meshwright.plan.canonical import canonical
 from meshwright.plan.folds.timeline import planned_timeline
@@ -28,7 +29,6 @@ from meshwright.price.memory import by_stage
 from meshwright.price.price import Price
 from meshwright.price.ranking import Row
 from meshwright.price.simulate import Clock
-from meshwright.price.text import counted
 from meshwright.price.weights import weights
 from meshwright.report.schedule import colours_told, draw_svg
 from meshwright.report.style import style

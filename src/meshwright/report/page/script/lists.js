@@ -35,13 +35,16 @@ function drawLinks() {
   $("collisions").append(...D.collisions.map(words => el("li", words)));
 }
 
+const degreesOf = mesh =>
+  Object.entries(mesh).filter(([, size]) => size > 1).map(pair => pair.join(" ")).join(" x ") || "one rank";
+
 function drawRefused() {
   const rules = {};
   for (const refusal of D.refused) {
     const rule = rules[refusal.rule.split(";")[0]] ||= {count: 0, meshes: 0, nearest: ""};
     rule.count += refusal.count;
     rule.meshes += 1;
-    rule.nearest ||= refusal.nearest[0] || "";
+    rule.nearest ||= refusal.nearest.length ? `on ${degreesOf(refusal.mesh)}: ${refusal.nearest[0]}` : "";
   }
   const rows = Object.entries(rules).sort((a, b) => b[1].count - a[1].count);
   const cells = rows.map(([rule, r]) => [rule, count(r.count), r.meshes, r.nearest]);
