@@ -10,9 +10,15 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from meshwright.config.errors import RequestError
 from meshwright.price.constants import CONSTANTS
+from meshwright.price.layouts import of_plan
+from meshwright.price.memory import block_bytes
 from meshwright.price.price import DENSE_RANGE, EXPERTS_RANGE, GUESS_FACTOR, MEMORY_RANGE, Price
+from meshwright.price.schedule import in_flight
+from meshwright.price.weights import weights
 
 __all__ = ["FIGURES", "Figure", "explain"]
 
@@ -177,9 +183,6 @@ def _details(price: Price, key: str) -> Iterator[str]:
 
 
 def _states(price: Price) -> Iterator[str]:
-    from meshwright.price.layouts import of_plan
-    from meshwright.price.weights import weights
-
     held = weights(price.target, of_plan(price.plan))
     for place, dense, routed in zip(("first", "inner", "last"), held.dense, held.routed, strict=True):
         if dense[0] + routed[0]:
@@ -187,12 +190,6 @@ def _states(price: Price) -> Iterator[str]:
 
 
 def _activations(price: Price) -> Iterator[str]:
-    import numpy as np
-
-    from meshwright.price.layouts import of_plan
-    from meshwright.price.memory import block_bytes
-    from meshwright.price.schedule import in_flight
-
     layouts = of_plan(price.plan)
     tokens = layouts.micro * price.target.sequence / layouts.cp
     flight = in_flight(layouts, np.zeros(1))[0]

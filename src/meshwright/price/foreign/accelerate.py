@@ -25,6 +25,8 @@ from meshwright.price.foreign.dialect import (
 __all__ = ["DIALECT"]
 
 _LOSS = "loss: each micro-batch's mean counts alike unless the script passes token counts; ours divides by tokens"
+_SCRIPTS = "batch sizes, model and optimizer are the script's there"
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}
 _SIZES = "parallelism_config_"
 _STRATEGIES = "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"
 _RESHARDS = "fsdp_sharding_strategy", "fsdp_reshard_after_forward"
@@ -85,11 +87,10 @@ def _read(text: str, _ranks: int | None = None) -> Reading:
         rotate = sizes.get(f"{_SIZES}cp_comm_strategy", "allgather")
         keys["parallel.context"] = "allgather" if rotate == "allgather" else "ring"
     mixed = _word(given.get("mixed_precision", "no"))
-    precisions = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}
-    if mixed not in precisions:
-        raise refuse(Format.ACCELERATE, f"mixed_precision: {mixed}", "has it, ours does not run it", tuple(precisions))
-    keys["precision.compute"] = precisions[mixed]
-    notes.append("batch sizes, model and optimizer are the script's there: batch.*, model.* and optimizer.* stay")
+    if mixed not in _DTYPES:
+        raise refuse(Format.ACCELERATE, f"mixed_precision: {mixed}", "has it, ours does not run it", tuple(_DTYPES))
+    keys["precision.compute"] = _DTYPES[mixed]
+    notes.append(f"{_SCRIPTS}: batch.*, model.* and optimizer.* stay")
     left = [*(set(given) - _READ - _HOST), *(f"fsdp_config.{name}" for name in set(fsdp) - _READ_FSDP - _HOST_FSDP)]
     return Reading(keys, (*notes, *unread([*left, *(set(sizes) - _READ_SIZES)])))
 
@@ -152,7 +153,7 @@ def _write(source: Source) -> str:
     config = {f"{_SIZES}{name}_size": size for name, size in sizes.items()}
     if at["cp"] > 1 and not ulysses:
         config[f"{_SIZES}cp_comm_strategy"] = "allgather" if parallel.context.value == "allgather" else "alltoall"
-    precision = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}.get(source.run.precision.compute.value, "?")
+    precision = {ours: theirs for theirs, ours in _DTYPES.items()}.get(source.run.precision.compute.value, "?")
     tables: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP" if sharded else "MULTI_GPU",
         "mixed_precision": precision, "num_machines": 1, "machine_rank": 0, "num_processes": source.ranks,
@@ -233,7 +234,7 @@ def _scalar(word: str) -> Any:
 
 
 def _differences(source: Source) -> list[str]:
-    out = [_LOSS, "batch sizes, model and optimizer are the script's there"]
+    out = [_LOSS, _SCRIPTS]
     if source.run.parallel.zero == 3 and source.degrees["cp"] > 1:
         out.append("FSDP shards over dp_shard x cp there, as ours over dp x cp")
     return out

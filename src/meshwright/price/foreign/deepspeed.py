@@ -28,6 +28,9 @@ from meshwright.price.foreign.dialect import (
 __all__ = ["DIALECT"]
 
 _LOSS = "loss: the engine averages what the model returns over micro-batches and ranks; ours divides by trained tokens"
+_RELEASES = "ZeRO-3 releases after every module and within reuse distances there; ours after every block"
+_OFFLOADED = "offloaded optimizers update on the CPU there; ours visit the device"
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _KNOWN = {
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization", "bf16",
     "fp16", "gradient_clipping", "optimizer", "scheduler", "tensor_parallel", "sequence_parallel_size", "seed",
@@ -109,11 +112,11 @@ def _read_zero(zero: Mapping[str, Any], keys: Keys, notes: list[str]) -> None:
         notes.append(f"{hpz} {size} keeps a second copy of parameters; ours has no such copy")
     if table(Format.DEEPSPEED, zero, "offload_optimizer").get("device", "none") != "none":
         keys["parallel.offload"] = "optimizer"
-        notes.append("offloaded optimizers update on the CPU there; ours visit the device")
+        notes.append(_OFFLOADED)
     if table(Format.DEEPSPEED, zero, "offload_param").get("device", "none") != "none":
         keys["parallel.offload"] = "params"
     if zero.get("stage", 0) == 3:
-        notes.append("ZeRO-3 releases after every module and within reuse distances there; ours after every block")
+        notes.append(_RELEASES)
 
 
 def _read_training(given: dict[str, Any], keys: Keys, notes: list[str]) -> None:
@@ -121,12 +124,11 @@ def _read_training(given: dict[str, Any], keys: Keys, notes: list[str]) -> None:
     if len(on) > 1:
         raise refuse(Format.DEEPSPEED, "bf16 and fp16", "enables one of them")
     if on:
-        keys["precision.compute"] = {"bf16": "bfloat16", "fp16": "float16"}[on[0]]
+        keys["precision.compute"] = _DTYPES[on[0]]
     if dtype := table(Format.DEEPSPEED, given, "data_types").get("grad_accum_dtype"):
-        known = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-        if str(dtype) not in known:
-            raise refuse(Format.DEEPSPEED, f"grad_accum_dtype: {dtype}", "has no such type", tuple(known))
-        keys["precision.reduce"] = known[str(dtype)]
+        if str(dtype) not in _DTYPES:
+            raise refuse(Format.DEEPSPEED, f"grad_accum_dtype: {dtype}", "has no such type", tuple(_DTYPES))
+        keys["precision.reduce"] = _DTYPES[str(dtype)]
     keys["optimizer.clip_norm"] = given.get("gradient_clipping", 0.0)
     if "seed" in given:
         keys["seed"] = given["seed"]
@@ -187,9 +189,9 @@ def _write(source: Source) -> str:
         "seed": run.seed,
     }
     if run.precision.compute.value in ("bfloat16", "float16"):
-        out["bf16" if run.precision.compute.value == "bfloat16" else "fp16"] = {"enabled": True}
-        short = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-        out["data_types"] = {"grad_accum_dtype": short[run.precision.reduce.value]}
+        theirs = {ours: name for name, ours in _DTYPES.items()}
+        out[theirs[run.precision.compute.value]] = {"enabled": True}
+        out["data_types"] = {"grad_accum_dtype": theirs[run.precision.reduce.value]}
     if at["tp"] > 1:
         out["tensor_parallel"] = {"autotp_size": at["tp"]}
     if at["cp"] > 1:
@@ -214,9 +216,9 @@ def _write(source: Source) -> str:
 def _differences(source: Source) -> list[str]:
     out = [_LOSS]
     if source.run.parallel.zero == 3:
-        out.append("ZeRO-3 releases after every module and within reuse distances there; ours after every block")
+        out.append(_RELEASES)
     if source.run.parallel.offload.value == "optimizer":
-        out.append("offloaded optimizers update on the CPU there; ours visit the device")
+        out.append(_OFFLOADED)
     if source.degrees["tp"] > 1:
         out.append("autotp_size: tensor ranks there never cut the sequence (no sequence parallel)")
     return out

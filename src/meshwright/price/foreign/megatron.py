@@ -19,6 +19,7 @@ from meshwright.price.foreign.dialect import Dialect, Format, Keys, Reading, Sou
 
 __all__ = ["DIALECT"]
 
+_SELECTIVE = "selective recomputation is of the attention core there; ours also repeats what is cheap"
 _NUMBERS = {  # name -> our key; plain numbers
     "num-layers": "model.layers", "hidden-size": "model.hidden", "num-attention-heads": "model.heads",
     "ffn-hidden-size": "model.ffn", "kv-channels": "model.head_dim", "vocab-size": "model.vocab",
@@ -165,7 +166,7 @@ def _read_layout(given: dict[str, str], keys: Keys, notes: list[str]) -> None:
     if instances > 1:
         notes.append(f"{instances} optimizer instances: parallel.zero_shard_within is the replicas over {instances}")
     if keys["parallel.recompute"] == "selective":
-        notes.append("selective recomputation is of the attention core there; ours also repeats what is cheap")
+        notes.append(_SELECTIVE)
 
 
 def _blocks(part: str) -> int:
@@ -369,7 +370,7 @@ def _differences(source: Source) -> list[str]:
     if source.run.parallel.zero == 3:
         out.append("ZeRO-3: Megatron-FSDP gathers by its own units; reshard_after_forward is its own choice")
     if source.run.parallel.recompute.value == "selective":
-        out.append("selective recomputation is of the attention core there; ours also repeats what is cheap")
+        out.append(_SELECTIVE)
     return out
 
 

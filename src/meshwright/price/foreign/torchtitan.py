@@ -30,6 +30,7 @@ from meshwright.price.foreign.dialect import (
 
 __all__ = ["DIALECT"]
 
+_LOSS = "loss: divided by the trained tokens of the global batch there too"
 _FLAVORS = {
     ("llama3", "8B"): "llama3.1-8b", ("llama3", "70B"): "llama3.1-70b", ("llama3", "405B"): "llama3.1-405b",
     ("qwen3", "0.6B"): "qwen3-0.6b", ("qwen3", "1.7B"): "qwen3-1.7b", ("qwen3", "4B"): "qwen3-4b",
@@ -84,7 +85,7 @@ def _read(text: str, ranks: int | None = None) -> Reading:
         if flat.get(path, -1) != -1:
             whole(Format.TORCHTITAN, path, flat[path])
     keys: Keys = {key: flat[path] for path, key in _SAME.items() if path in flat}
-    notes = ["loss: divided by the trained tokens of the global batch there too"]
+    notes = [_LOSS]
     _read_model(flat, keys, notes)
     _read_mesh(flat, keys, ranks)
     if keys.get("batch.global", -1) < 0:
@@ -224,7 +225,7 @@ def _write(source: Source) -> str:
 
 def _differences(source: Source) -> list[str]:
     at, parallel = source.degrees, source.run.parallel
-    out = ["loss: divided by the trained tokens of the global batch there too"]
+    out = [_LOSS]
     if at["ep"] > 1:
         out.append(f"experts: ep {at['ep']} is folded into dp_shard = dp x ep there")
     if at["pp"] > 1 and parallel.zero == 3:
