@@ -141,12 +141,8 @@ def _sharding(given: Mapping[str, Any], fsdp: Mapping[str, Any], at: dict[str, i
 
 def _write(source: Source) -> str:
     parallel, at = source.run.parallel, source.degrees
-    sharded = parallel.zero == 3
-    shards = (parallel.zero_shard_within or source.replicas) // at["cp"]
-    sizes: dict[str, Any] = {
-        "dp_replicate": at["dp"] // shards if sharded else at["dp"], "dp_shard": shards if sharded else 1,
-        "tp": at["tp"],
-    }  # fmt: skip
+    sharded, shards = parallel.zero == 3, source.shard_degree(Format.ACCELERATE)
+    sizes: dict[str, Any] = {"dp_replicate": at["dp"] // shards, "dp_shard": shards, "tp": at["tp"]}
     ulysses = parallel.context.value == "ulysses"
     if at["cp"] > 1:
         sizes["sp" if ulysses else "cp"] = at["cp"]

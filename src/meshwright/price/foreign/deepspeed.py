@@ -191,7 +191,8 @@ def _write(source: Source) -> str:
     if run.precision.compute.value in ("bfloat16", "float16"):
         theirs = {ours: name for name, ours in _DTYPES.items()}
         out[theirs[run.precision.compute.value]] = {"enabled": True}
-        out["data_types"] = {"grad_accum_dtype": theirs[run.precision.reduce.value]}
+        if reduced := theirs.get(run.precision.reduce.value):
+            out["data_types"] = {"grad_accum_dtype": reduced}
     if at["tp"] > 1:
         out["tensor_parallel"] = {"autotp_size": at["tp"]}
     if at["cp"] > 1:

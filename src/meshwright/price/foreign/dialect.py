@@ -75,6 +75,19 @@ class Source:
     def accumulation(self) -> int:
         return self.run.batch.global_ // (self.run.batch.micro * self.degrees["dp"] * self.degrees["ep"])
 
+    def shard_degree(self, format_: Format) -> int:
+        """`dp_shard` of formats that shard over dp_shard x cp: 1 below ZeRO-3. Raises RequestError."""
+        parallel, cp = self.run.parallel, self.degrees["cp"]
+        if parallel.zero < 3:
+            return 1
+        shards = parallel.zero_shard_within or self.replicas
+        if shards % cp:
+            named = f"parallel.zero_shard_within = {shards} with mesh.cp = {cp}"
+            raise refuse(
+                format_, named, "shards over whole context groups", (f"parallel.zero_shard_within = {cp}", "0")
+            )
+        return shards // cp
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:

@@ -194,11 +194,9 @@ def _write(source: Source) -> str:
     name, flavor = next((key for key, ours in _FLAVORS.items() if ours == run.model.preset), (source.arch.family, ""))
     put("model.name", name)
     put("model.flavor", flavor or "custom")
-    shards = run.parallel.zero_shard_within or source.replicas
-    sharded = run.parallel.zero == 3
-    put("parallelism.data_parallel_shard_degree", shards // at["cp"] if sharded else 1)
-    put("parallelism.data_parallel_replicate_degree",
-        at["dp"] * at["ep"] // (shards // at["cp"]) if sharded else at["dp"] * at["ep"])  # fmt: skip
+    shards = source.shard_degree(Format.TORCHTITAN)
+    put("parallelism.data_parallel_shard_degree", shards)
+    put("parallelism.data_parallel_replicate_degree", at["dp"] * at["ep"] // shards)
     put("parallelism.fsdp_reshard_after_forward", "always" if run.parallel.reshard_after_forward else "never")
     if at["pp"] > 1:
         put("parallelism.pipeline_parallel_schedule", _SCHEDULES.get(run.parallel.schedule.value, "?"))
