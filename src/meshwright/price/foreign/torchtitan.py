@@ -51,6 +51,11 @@ _ELSE = {
 }  # fmt: skip
 """Read one by one."""
 
+_DTYPES = {
+    "training.mixed_precision_param": ("bfloat16", "float32"), "training.mixed_precision_reduce": ("float32",),
+}  # fmt: skip
+"""What its parser takes of ours, compute and reduce."""
+
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
 _DEGREES = tuple(f"parallelism.{name}_degree" for name in (
     "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "data_parallel_replicate",
@@ -208,8 +213,10 @@ def _write(source: Source) -> str:
         put("checkpoint.enable", True)
     local = run.batch.micro * (source.accumulation if at["pp"] > 1 else 1)
     put("training.local_batch_size", local)
-    put("training.mixed_precision_param", run.precision.compute.value)
-    put("training.mixed_precision_reduce", run.precision.reduce.value)
+    given = run.precision.compute, run.precision.reduce
+    for (path, dtypes), dtype in zip(_DTYPES.items(), given, strict=True):
+        if dtype.value in dtypes:
+            put(path, dtype.value)
     if run.parallel.offload.value == "params":
         put("training.enable_cpu_offload", True)
     put("optimizer.name", {"adamw": "AdamW"}.get(run.optimizer.kind.value, run.optimizer.kind.value))

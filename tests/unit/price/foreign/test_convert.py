@@ -170,15 +170,15 @@ def test_a_wrong_file_is_refused_by_name(format_: Format, text: str, told: str) 
 
 @pytest.mark.parametrize("format_", [Format.MEGATRON, Format.TORCHTITAN, Format.DEEPSPEED, Format.ACCELERATE])
 def test_every_cut_of_shards_and_every_type_is_written_or_refused(format_: Format) -> None:
-    """Groups smaller than cp were a ZeroDivisionError of two writers, sums in float64 a KeyError of a third."""
+    """Groups smaller than cp were a ZeroDivisionError of two writers, sums in float64 a KeyError of a third and a value
+    that torchtitan's own parser refuses."""
     written = 0
     for cp, zero, within, dtype in product((1, 2, 4), (0, 1, 3), (0, 1, 2, 4), ("float32", "bfloat16", "float64")):
         words = ("mesh.dp=4", f"mesh.cp={cp}", f"parallel.zero={zero}", f"parallel.zero_shard_within={within}",
                  "precision.compute=bfloat16", f"precision.reduce={dtype}", "data.sequence_length=64")  # fmt: skip
         with contextlib.suppress(RequestError):
             done = convert(text_of(*words), OURS, format_)
-            told = any("precision.reduce" in lost for lost in done.lost) or dtype in done.text
-            assert told or dtype != "float64"
+            assert any("precision.reduce" in lost for lost in done.lost) or dtype != "float64"
             written += 1
     assert written > 5
 
