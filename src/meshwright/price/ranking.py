@@ -10,11 +10,12 @@ from typing import Any
 
 from meshwright.config.load import build_run
 from meshwright.config.schema import RunConfig
+from meshwright.layout.axes import DEFAULT_ORDER
 from meshwright.price.cluster import Cluster
-from meshwright.price.legal import Mesh, Refusal
+from meshwright.price.legal import AXES, Mesh, Refusal
 from meshwright.price.price import Price
 
-__all__ = ["By", "Ranking", "Row", "unbeaten", "with_keys"]
+__all__ = ["By", "Ranking", "Row", "degrees_words", "mesh_of", "short", "unbeaten", "with_keys"]
 
 
 class By(StrEnum):
@@ -106,3 +107,42 @@ def _word(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "[" + ",".join(map(str, value)) + "]" if isinstance(value, list) else str(value)
+
+
+def mesh_of(keys: Mapping[str, Any]) -> Mesh:
+    """The degrees among a run's keys."""
+    dp, tp, pp, cp, ep = (int(keys[f"mesh.{name}"]) for name in AXES)
+    return dp, tp, pp, cp, ep
+
+
+def degrees_words(mesh: Mesh) -> str:
+    """`dp 2 x tp 4`."""
+    return " x ".join(f"{name} {size}" for name, size in zip(AXES, mesh, strict=True) if size > 1) or "one rank"
+
+
+def short(keys: Mapping[str, Any]) -> str:
+    """A layout in a few words."""
+    words = [degrees_words(mesh_of(keys))]
+    if keys["parallel.zero"]:
+        words.append(f"ZeRO-{keys['parallel.zero']}")
+        if keys["parallel.zero_shard_within"]:
+            words[-1] += f" within {keys['parallel.zero_shard_within']}"
+        if not keys["parallel.reshard_after_forward"]:
+            words[-1] += " kept gathered"
+    if keys["mesh.pp"] > 1:
+        chunks = f" x {keys['parallel.chunks']}" if keys["parallel.chunks"] > 1 else ""
+        words.append(f"{keys['parallel.schedule']}{chunks}")
+    if keys["mesh.cp"] > 1:
+        inner = keys["parallel.context_inner"]
+        words.append(str(keys["parallel.context"]) + (f" over ulysses groups of {inner}" if inner > 1 else ""))
+    if keys["mesh.tp"] > 1 and not keys["parallel.sequence"]:
+        words.append("without sequence parallel")
+    if keys["parallel.recompute"] != "none":
+        words.append(f"{keys['parallel.recompute']} recompute")
+    if keys["parallel.offload"] != "none":
+        words.append(f"{keys['parallel.offload']} elsewhere")
+    words.append(f"micro-batch {keys['batch.micro']}")
+    active = [axis for axis in keys["mesh.order"] if keys[f"mesh.{axis}"] > 1]
+    if active != [axis.value for axis in DEFAULT_ORDER if axis.value in active]:
+        words.append(f"order {' '.join(active)}")
+    return ", ".join(words)

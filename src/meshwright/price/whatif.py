@@ -16,11 +16,10 @@ from typing import Any
 from meshwright.config.counted import counted
 from meshwright.config.errors import RequestError
 from meshwright.config.schema import RunConfig
-from meshwright.price.advice import short
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster
 from meshwright.price.price import Price
-from meshwright.price.ranking import Ranking, with_keys
+from meshwright.price.ranking import Ranking, short, with_keys
 from meshwright.price.request import planned
 from meshwright.price.search import search
 from meshwright.price.text import seconds_text

@@ -22,13 +22,14 @@ from meshwright.plan.canonical import canonical
 from meshwright.plan.folds.timeline import planned_timeline
 from meshwright.plan.plan import Plan
 from meshwright.plan.schedules import Work
-from meshwright.price.advice import Advice, collisions, short, topology
+from meshwright.price.advice import Advice
 from meshwright.price.failures import written_bytes
 from meshwright.price.layouts import of_plan
 from meshwright.price.memory import by_stage
 from meshwright.price.price import Price
-from meshwright.price.ranking import Row
+from meshwright.price.ranking import Row, short
 from meshwright.price.simulate import Clock
+from meshwright.price.topology import collisions, topology
 from meshwright.price.weights import weights
 from meshwright.report.schedule import colours_told, draw_svg
 from meshwright.report.style import style

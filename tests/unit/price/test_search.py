@@ -12,14 +12,16 @@ from meshwright.config.load import load_run
 from meshwright.layout.axes import DEFAULT_ORDER, Axis
 from meshwright.plan.stages import balanced
 from meshwright.price import legal
-from meshwright.price.advice import Advice, short, topology
+from meshwright.price.advice import Advice
 from meshwright.price.candidates import groups_of, has_legal, points_of, priced_units
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.nothing import nothing_fits
 from meshwright.price.price import Price
+from meshwright.price.ranking import By, Ranking, short, with_keys
 from meshwright.price.request import planned
-from meshwright.price.search import By, Ranking, search, space_of, with_keys
+from meshwright.price.search import search, space_of
 from meshwright.price.times import times
+from meshwright.price.topology import topology
 from meshwright.price.weights import weights
 
 WORDS = ("model.preset=llama3-8b", "data.sequence_length=8192", "batch.global=32", "precision.compute=bfloat16")

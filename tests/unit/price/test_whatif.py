@@ -7,7 +7,8 @@ import pytest
 
 from meshwright.config.load import load_run
 from meshwright.price.catalogue import cluster_of
-from meshwright.price.search import Ranking, search
+from meshwright.price.ranking import Ranking
+from meshwright.price.search import search
 from meshwright.price.whatif import Case, budget, budget_told, cases, slower, tokens_of, told
 from tests.unit.price.ask import ask
 

@@ -137,7 +137,7 @@ def _lost(arguments: argparse.Namespace, gpus: int, devices: int) -> Iterator[tu
 
 
 def _object(advice: Advice) -> dict[str, Any]:
-    from meshwright.price.advice import topology
+    from meshwright.price.topology import topology
 
     ranking = advice.ranking
     return {
@@ -152,8 +152,9 @@ def _object(advice: Advice) -> dict[str, Any]:
 
 
 def _lines(advice: Advice, top: int) -> Iterator[str]:
-    from meshwright.price.advice import collisions, short, topology
+    from meshwright.price.ranking import short
     from meshwright.price.text import bytes_text, seconds_text
+    from meshwright.price.topology import collisions, topology
 
     ranking = advice.ranking
     counts = ranking.counts
@@ -186,7 +187,7 @@ def _lines(advice: Advice, top: int) -> Iterator[str]:
 
 def _refusals(ranking: Ranking) -> Iterator[str]:
     """By rule, for people: the object of ``--json`` has a row a mesh."""
-    from meshwright.price.advice import degrees_words
+    from meshwright.price.ranking import degrees_words
 
     rules: dict[str, list[Refusal]] = {}
     for each in ranking.refused:
