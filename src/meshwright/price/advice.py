@@ -23,7 +23,7 @@ from meshwright.price.price import Price
 from meshwright.price.ranking import Ranking, Row, mesh_of, short, with_keys
 from meshwright.price.request import planned
 from meshwright.price.search import search
-from meshwright.price.text import bytes_text, seconds_text
+from meshwright.price.text import PART_NAMES, bytes_text, seconds_text
 from meshwright.price.topology import collisions
 
 _HABIT_BUDGET = 100_000
@@ -48,7 +48,7 @@ class Advice:
         price, row = self.price, self.ranking.best
         memory, room = price.memory["reserved"], price.cluster.device.memory_bytes
         top = sorted(price.parts.items(), key=lambda part: -part[1])[:3]
-        spent = ", ".join(f"{_PARTS.get(name, name)} {seconds / price.step_seconds:.0%}" for name, seconds in top)
+        spent = ", ".join(f"{PART_NAMES[name]} {seconds / price.step_seconds:.0%}" for name, seconds in top)
         yield (
             f"{short(row.keys)}: {seconds_text(price.step_seconds)} a step (within {price.spread:.0%}), "
             f"{bytes_text(memory)} of {bytes_text(room)}; {spent}"
@@ -159,9 +159,6 @@ class Advice:
     def _versus(self, seconds: float) -> str:
         more = round(seconds / self.price.step_seconds - 1, 3) + 0.0  # no minus before a zero
         return f"{seconds_text(seconds)} ({more:+.1%})"
-
-
-_PARTS = {"dp": "replicas", "tp": "tensor", "pp": "messages", "cp": "context", "ep": "experts", "other": "host"}
 
 
 def _others(keys: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

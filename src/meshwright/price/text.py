@@ -11,6 +11,12 @@ from meshwright.price.memory import CATEGORIES
 if TYPE_CHECKING:
     from meshwright.price.price import Price
 
+PART_NAMES = {
+    "compute": "computation", "tp": "tensor", "cp": "context", "ep": "experts", "pp": "messages", "dp": "replicas",
+    "bubble": "bubble", "optimizer": "optimizer", "other": "host", "data": "data",
+}  # fmt: skip
+"""Parts of a step, where a word must do."""
+
 _WORDS = {
     "compute": "computation", "tp": "tensor axis", "cp": "context axis", "ep": "expert axis",
     "dp": "replicas: gradients, parameters", "pp": "messages between stages", "bubble": "pipeline bubble",

@@ -29,6 +29,7 @@ from meshwright.price.memory import by_stage
 from meshwright.price.price import Price
 from meshwright.price.ranking import Row, short
 from meshwright.price.simulate import Clock
+from meshwright.price.text import PART_NAMES
 from meshwright.price.topology import collisions, topology
 from meshwright.price.weights import weights
 from meshwright.report.schedule import colours_told, draw_svg
@@ -68,7 +69,7 @@ def page_data(advice: Advice) -> dict[str, Any]:
                     "devices": cluster.node.devices, "dollars": cluster.price.dollars_per_device_hour,
                     "host": cluster.node.host_bytes_per_s},
         "gpus": ranking.gpus, "counts": dict(ranking.counts), "seconds": ranking.seconds, "by": ranking.by.value,
-        "spread": price.spread,
+        "spread": price.spread, "parts": PART_NAMES,
         "rows": [_row(row, words in front) for words, row in ordered],
         "meshes": [{"mesh": list(mesh), "seconds": seconds, "bytes": size}
                    for mesh, (seconds, size) in ranking.best_of.items()],
