@@ -38,46 +38,53 @@ class Group:
 
 def groups_of(space: Space) -> tuple[list[Group], list[Refusal], int]:
     """Groups of legal layouts, refusals of meshes and options, and how many layouts were looked at."""
-    bad: list[tuple[Mesh, str]] = []
-    good: list[Mesh] = []
-    for mesh in legal.meshes(space):
-        rule = legal.mesh_rules(space, mesh)
-        if rule is None:
-            good.append(mesh)
-        else:
-            bad.append((mesh, rule))
-    refused: list[Refusal] = []
-    nothing: list[Refusal] = []
+    rules = {mesh: legal.mesh_rules(space, mesh) for mesh in legal.meshes(space)}
+    around: _Around = {}
+    open_ones = [_options(space, mesh, around) for mesh, rule in rules.items() if rule is None]
+    legal_meshes = np.array([each.mesh for each in open_ones if each.count], dtype=np.float64).reshape(-1, len(AXES))
+    # A mesh that breaks a rule of arithmetic counts for as many layouts as any has.
+    most = max((each.most for each in open_ones), default=1)
+    refused = [refusal for each in open_ones if each.count for refusal in each.refused]
+    for refusal in (refusal for each in open_ones if not each.count for refusal in each.refused):
+        refused.append(replace(refusal, nearest=legal.nearest(refusal.mesh, legal_meshes)))
+    for mesh, rule in rules.items():
+        if rule is not None:
+            refused.append(Refusal(mesh, rule, most, legal.nearest(mesh, legal_meshes)))
+    drafts = [draft for each in open_ones for draft in each.drafts]
+    enumerated = sum(each.count for each in open_ones) + sum(each.count for each in refused)
+    return list(priced_units(space, drafts)), refused, enumerated
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What one mesh has: `count` layouts over all orders, at most `most` in one, and refused ones by rule."""
+
+    mesh: Mesh
+    drafts: list[_Draft]
+    count: int
+    most: int
+    refused: list[Refusal]
+
+
+def _options(space: Space, mesh: Mesh, around: _Around) -> _Options:
+    """`around` keeps the options around units of meshes that share them."""
+    inside, rules = legal.within(space, mesh)
     drafts: list[_Draft] = []
-    near: list[Mesh] = []
-    enumerated, each = 0, 1
-    shared: dict[tuple[int, int, int], tuple[dict[str, Array], list[tuple[int, ...]]]] = {}
-    for mesh in good:
-        inside, rules = legal.within(space, mesh)
-        found: dict[str, Refusal] = {}
-        some = 0
-        for order, replicas in legal.legal_orders(space, mesh):
-            what = mesh[2], mesh[0] * mesh[3] * mesh[4], replicas
-            if what not in shared:
-                shared[what] = legal.around(space, mesh, replicas)
-            outside, stages = shared[what]
-            count, untried = tried(space, mesh, inside, outside)
-            some += count
-            each = max(each, count)
-            around = len(outside["zero"])
-            for more in (*(replace(rule, count=rule.count * around) for rule in rules), *untried):
-                known_ones = found.get(more.rule)
-                found[more.rule] = replace(more, count=more.count + (known_ones.count if known_ones else 0))
-            if count:
-                drafts.append((mesh, order, inside, outside, stages))
-        if some:
-            near.append(mesh)
-        enumerated += some + sum(refusal.count for refusal in found.values())
-        (refused if some else nothing).extend(refusal for refusal in found.values() if refusal.count)
-    legal_meshes = np.array(near, dtype=np.float64).reshape(-1, len(AXES))
-    refused += [replace(refusal, nearest=legal.nearest(refusal.mesh, legal_meshes)) for refusal in nothing]
-    refused += [Refusal(mesh, rule, each, legal.nearest(mesh, legal_meshes)) for mesh, rule in bad]
-    return list(priced_units(space, drafts)), refused, enumerated + each * len(bad)
+    refused: dict[str, Refusal] = {}
+    total, most = 0, 1
+    for order, replicas in legal.legal_orders(space, mesh):
+        key = mesh[2], mesh[0] * mesh[3] * mesh[4], replicas
+        if key not in around:
+            around[key] = legal.around(space, mesh, replicas)
+        outside, stages = around[key]
+        count, untried = tried(space, mesh, inside, outside)
+        total, most = total + count, max(most, count)
+        for more in (*(replace(rule, count=rule.count * len(outside["zero"])) for rule in rules), *untried):
+            known_ones = refused.get(more.rule)
+            refused[more.rule] = replace(more, count=more.count + (known_ones.count if known_ones else 0))
+        if count:
+            drafts.append((mesh, order, inside, outside, stages))
+    return _Options(mesh, drafts, total, most, [each for each in refused.values() if each.count])
 
 
 def tried(
@@ -129,6 +136,7 @@ def first_legal(space: Space) -> Mesh | None:
 
 
 _Draft = tuple[Mesh, tuple[Axis, ...], dict[str, Array], dict[str, Array], list[tuple[int, ...]]]
+_Around = dict[tuple[int, int, int], tuple[dict[str, Array], list[tuple[int, ...]]]]
 
 
 def priced_units(space: Space, drafts: list[_Draft]) -> Iterator[Group]:
