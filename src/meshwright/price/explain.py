@@ -56,7 +56,8 @@ FIGURES: Mapping[str, Figure] = {
         ("memory.logits.plain", "memory.logits.fused")),
     "memory.buffers": Figure(
         "ZeRO-3: 2 of the largest unit and one block, gathered (2 bytes an element); a unit's own gradients; "
-        "messages between stages 2sbh[/t]", f"{_ZERO}; the step program's bound of gathered units"),
+        "messages between stages 2sbh[/t]; what visits of states that live elsewhere",
+        f"{_ZERO}; the step program's bound of gathered units"),
     "memory.peak": Figure("the largest sum of all categories over the first, an inner and the last stage",
                           "running sum over the step program, or the closed form of its fullest moment"),
     "memory.reserved": Figure("peak x slack + blocks half used by the caching allocator", "published pairs",

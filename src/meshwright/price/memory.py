@@ -178,9 +178,16 @@ def _stage(
         alone = (layouts.cp == 1) & (layouts.ep == 1)
         out["activations"] = np.where(alone, program[0], out["activations"])
         out["logits"] = np.where(alone, program[1], out["logits"])
+    summed = out["gradients"]
     if target.is_literal:
         out["gradients"] = _appearing(target, layouts, out, flight, largest)
-    out["buffers"] = _buffers(target, layouts, held, tokens, largest) + guest_bytes(target, layouts, out, blocks)
+    three = largest + 2 * (held.block_dense + held.block_routed)
+    share = np.minimum(three / np.maximum(held.dense[stage] + held.routed[stage], 1.0), 1.0)
+    gathers, updates = guest_bytes(layouts, out, share)
+    buffers = _buffers(target, layouts, held, tokens, largest) + gathers
+    # Updates find all gradients, and no activations any more.
+    updates = updates + summed - out["gradients"] - out["activations"] - out["logits"]
+    out["buffers"] = np.maximum(buffers, updates)
     for name in ("parameters", "optimizer", "master"):
         out[name] = out[name] * kept_home(layouts, name)
     return out

@@ -36,7 +36,7 @@ from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster
 from meshwright.price.layouts import OFFLOADS, Array
 from meshwright.price.legal import Mesh, Refusal, Space
-from meshwright.price.memory import memories
+from meshwright.price.memory import memories, reserved_bytes
 from meshwright.price.nothing import nothing_fits, nothing_legal
 from meshwright.price.price import Price
 from meshwright.price.ranking import By, Ranking, Row, unbeaten, with_keys
@@ -191,7 +191,7 @@ def _price_block(
     kept = [_reached(space, group, number, inside[fits], outside[fits], asked, memory.reserved[fits])]
     if "parallel.offload" not in space.fixed and not fits.all():
         for kind, away in ((Offload.OPTIMIZER, memory.optimizer + memory.master), (Offload.PARAMS, memory.parameters)):
-            able = ~fits & (away > 0) & (memory.reserved - away <= room)
+            able = ~fits & (away > 0) & (reserved_bytes(space.target, memory.peak - away) <= room)
             if kind is Offload.PARAMS:
                 able &= (points.zero == 3) & (points.reshard > 0)
             if not able.any():
