@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.config.choices import Schedule
+from meshwright.config.choices import Offload, Schedule
 from meshwright.layout.axes import Axis
 from meshwright.price import legal
 from meshwright.price.compute import Units, units
@@ -205,26 +205,35 @@ def points_of(space: Space, group: Group, inside: np.ndarray, outside: np.ndarra
     return Layouts(**given, offload=np.full(len(inside), float(offload)), order=group.order)
 
 
-def trainer_holds(space: Space, points: Layouts, asked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Of those `asked` for: whether `meshwright train` holds a layout, or does not run it."""
-    fits = np.ones(len(points), dtype=bool)
+def trained_bytes(space: Space, points: Layouts, asked: npt.NDArray[np.bool_]) -> Array:
+    """What `meshwright train` reserves for those `asked` for, in closed form; 0 where it does not run a layout."""
+    found = np.zeros(len(points))
     if space.program is not None:
         some = np.flatnonzero(asked & (points.cp == 1) & (points.ep == 1))
         mine = points.part(some)
         if len(mine):
-            held = memories(space.program, mine, weights(space.program, mine))
-            fits[some] = held.reserved <= space.target.cluster.device.memory_bytes
-    return fits
+            found[some] = memories(space.program, mine, weights(space.program, mine)).reserved
+    return found
 
 
-def least_bytes(space: Space, group: Group) -> float:
-    """Bytes of the most frugal layouts of a group: all sharding and recomputation on offer."""
+def least_bytes(space: Space, group: Group, elsewhere: tuple[Offload, ...] = (Offload.NONE,)) -> float:
+    """Bytes of the most frugal layouts of a group: all sharding and recomputation on offer, and what of `elsewhere`."""
     outside = group.outside
     frugal = (outside["zero"] == outside["zero"].max()) & (outside["recompute"] == outside["recompute"].max())
     chosen = np.flatnonzero(frugal)
     inside, outer = np.repeat(np.arange(len(group.bound)), len(chosen)), np.tile(chosen, len(group.bound))
-    points = points_of(space, group, inside, outer, 0)
-    return float(memories(space.target, points, weights(space.target, points)).reserved.min())
+    found = []
+    for kind in map(Offload, space.allowed("parallel.offload", elsewhere)):
+        able = np.flatnonzero(offloads(kind, outside["zero"][outer], outside["reshard"][outer]))
+        points = points_of(space, group, inside[able], outer[able], OFFLOADS.index(kind))
+        if len(points):
+            found.append(memories(space.target, points, weights(space.target, points)).reserved.min())
+    return float(min(found))
+
+
+def offloads(kind: Offload, zero: Array, reshard: Array) -> npt.NDArray[np.bool_]:
+    """Whether layouts can have that much elsewhere: parameters where they are sharded between their uses."""
+    return np.asarray((kind is not Offload.PARAMS) | ((zero == 3) & (reshard > 0)))
 
 
 def keys_of(space: Space, group: Group, inside: int, outside: int, offload: int) -> dict[str, Any]:

@@ -211,8 +211,9 @@ def _states(target: Target, layouts: Layouts, held: Weights, stage: int) -> dict
         gradients = gradients + flat * reduced * target.values["memory.flat"]
     parameters = np.where(zero == 3, np.where(kept_whole, whole, part), whole) * stored
     if not target.is_literal and precision.has_master:
-        # Sharded parameters of usual trainers are the master copy itself: gathered ones are cast on the way.
-        parameters = np.where((zero == 3) & ~kept_whole, 0.0, parameters)
+        # Sharded parameters of usual trainers are the master copy itself, where that is at home: gathered ones are cast
+        # on the way.
+        parameters = np.where((zero == 3) & ~kept_whole & (kept_home(layouts, "master") > 0), 0.0, parameters)
     return {
         "parameters": parameters,
         "gradients": gradients,
@@ -282,6 +283,8 @@ def _buffers(target: Target, layouts: Layouts, held: Weights, tokens: Array, lar
     if target.legacy:  # tensor by tensor, up to a number of elements
         whole = np.minimum(whole, target.values["memory.gathered"])
         own = np.where(zero == 3, np.minimum(own, target.values["memory.bucket"]), own)
+    if target.is_literal:
+        whole = largest + 2 * block
     gathered = np.where((zero == 3) & (layouts.reshard > 0), whole * stored, 0.0)
     stream = np.where(layouts.sequence > 0, layouts.tp, 1.0)
     message = tokens * target.shapes.hidden * stored / stream

@@ -31,7 +31,16 @@ from meshwright.config.schema import RunConfig
 from meshwright.plan.front import Request, run_of
 from meshwright.plan.plan import Optimizer, Precision
 from meshwright.price import legal
-from meshwright.price.candidates import Group, groups_of, keys_of, known, least_bytes, points_of, trainer_holds
+from meshwright.price.candidates import (
+    Group,
+    groups_of,
+    keys_of,
+    known,
+    least_bytes,
+    offloads,
+    points_of,
+    trained_bytes,
+)
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster
 from meshwright.price.layouts import OFFLOADS, Array
@@ -48,6 +57,7 @@ from meshwright.price.weights import weights
 
 BUDGET = 2_500_000
 _BLOCK = 16_384
+_NEAR = 1.07  # of the device: within that the closed form of the program is of its fold, which decides on what is shown
 _SPARE = 3  # how many more layouts than asked for are priced again as runs
 _TRIES = 20  # how often as many, where the program's fold says that they do not fit
 
@@ -184,23 +194,24 @@ def _price_block(
     points = points_of(space, group, inside, outside, asked)
     memory = memories(space.target, points, weights(space.target, points))
     room = space.target.cluster.device.memory_bytes
-    fits = memory.reserved <= room
-    fits &= trainer_holds(space, points, fits)
+    near = room * (_NEAR if space.target.is_literal else 1)
+    trained = trained_bytes(space, points, memory.reserved <= near)
+    fits = (memory.reserved <= near) & (trained <= room * _NEAR)
+    surely = (memory.reserved <= room) & (trained <= room)
     found.priced += len(points)
     failed = int((~fits).sum())
     kept = [_reached(space, group, number, inside[fits], outside[fits], asked, memory.reserved[fits])]
-    if "parallel.offload" not in space.fixed and not fits.all():
+    if "parallel.offload" not in space.fixed and not surely.all():
         for kind, away in ((Offload.OPTIMIZER, memory.optimizer + memory.master), (Offload.PARAMS, memory.parameters)):
-            able = ~fits & (away > 0) & (reserved_bytes(space.target, memory.peak - away) <= room)
-            if kind is Offload.PARAMS:
-                able &= (points.zero == 3) & (points.reshard > 0)
+            able = ~surely & (away > 0) & (reserved_bytes(space.target, memory.peak - away) <= room)
+            able &= offloads(kind, points.zero, points.reshard)
             if not able.any():
                 continue
             index = OFFLOADS.index(kind)
             moved = points_of(space, group, inside[able], outside[able], index)
             there = memories(space.target, moved, weights(space.target, moved)).reserved
-            good = there <= room
-            good &= trainer_holds(space, moved, good)
+            good = there <= near
+            good &= trained_bytes(space, moved, good) <= room * _NEAR
             found.priced += len(moved)
             found.moved += len(moved)
             failed += int((~good).sum())

@@ -23,6 +23,7 @@ from meshwright.price.search import search, space_of
 from meshwright.price.times import times
 from meshwright.price.topology import topology
 from meshwright.price.weights import weights
+from tests.unit.price.ask import ask
 
 WORDS = ("model.preset=llama3-8b", "data.sequence_length=8192", "batch.global=32", "precision.compute=bfloat16")
 
@@ -304,3 +305,30 @@ def test_counts_are_a_funnel() -> None:
     assert counts["enumerated"] >= counts["legal"] >= counts["priced"] >= counts["fitting"]
     home = search(load_run(None, big), 16, "h100-sxm", fixed={"parallel.offload": "none"}).counts
     assert home["legal"] < counts["legal"]
+
+
+def test_what_fits_by_the_fold_alone_is_found() -> None:
+    """Closed forms say up to 7 % more than the program's fold: an 8B model on three devices of 25 GB was told to need
+    twice their memory, and to fit on six."""
+    words = ["model.preset=llama3-8b", "data.sequence_length=1024", "batch.global=24", "precision.compute=bfloat16"]
+    found = search(load_run(None, words), 3, "rtx4090", top=2)
+    assert [row.keys["batch.micro"] for row in found.rows] == [2, 1]
+    assert all(row.price.fits and row.price.fits_trained for row in found.rows)
+
+
+@pytest.mark.parametrize("offload", [None, "none", "optimizer"])
+def test_what_is_least_needed_is_of_the_offload_that_may_be_chosen(offload: str | None) -> None:
+    """It was of states at home, whatever was asked for."""
+    words = ["model.preset=llama3-8b", "data.sequence_length=8192", "batch.global=24", "precision.compute=bfloat16"]
+    fixed = {} if offload is None else {"parallel.offload": offload}
+    with pytest.raises(RequestError) as error:
+        search(load_run(None, words), 3, "rtx4090", fixed=fixed)
+    assert ("--gpus 12" in str(error.value)) is (offload == "none")
+    assert "--gpus 6" in str(error.value) or offload == "none"
+
+
+def test_sharded_parameters_stay_where_the_master_copy_lives_elsewhere() -> None:
+    """Usual trainers' master copy at ZeRO-3 is the parameter; with it elsewhere, both were on no device."""
+    words = ("model.preset=llama3.1-70b", "batch.global=8", "batch.micro=1", "mesh.dp=8", "parallel.zero=3")
+    price = ask(*words, "precision.compute=bfloat16", "parallel.offload=optimizer")
+    assert price.memory["parameters"] == pytest.approx(70.55e9 * 2 / 8, rel=0.01)
