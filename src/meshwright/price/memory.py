@@ -279,12 +279,11 @@ def _buffers(target: Target, layouts: Layouts, held: Weights, tokens: Array, lar
     """Gathered units, gradients of a unit on their way into the sum, and messages."""
     stored, zero = target.stored, layouts.zero
     block = held.block_dense + held.block_routed
-    whole, own = 2 * largest + block, largest
+    # Three units: of the literal program's never more than one is an outer one.
+    whole, own = largest + 2 * block if target.is_literal else 2 * largest + block, largest
     if target.legacy:  # tensor by tensor, up to a number of elements
         whole = np.minimum(whole, target.values["memory.gathered"])
         own = np.where(zero == 3, np.minimum(own, target.values["memory.bucket"]), own)
-    if target.is_literal:
-        whole = largest + 2 * block
     gathered = np.where((zero == 3) & (layouts.reshard > 0), whole * stored, 0.0)
     stream = np.where(layouts.sequence > 0, layouts.tp, 1.0)
     message = tokens * target.shapes.hidden * stored / stream
