@@ -28,11 +28,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from meshwright.cli.machine import cpu_name
 from meshwright.data.batch import Batch
 from meshwright.launch.environment import JoinError, Place, detect
 from meshwright.launch.join import join, leave
 from meshwright.launch.rank import prepare
+from meshwright.price.here import processor_name
 
 Step = Callable[[Batch], float]
 """One training step on a rank's batch; returns the loss."""
@@ -135,7 +135,7 @@ def summarise(results: Sequence[Seconds], ours: str = "ours", theirs: str = "the
 
 def hardware() -> dict[str, Any]:
     return {
-        "cpu": cpu_name(),
+        "cpu": processor_name(),
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "python": platform.python_version(),

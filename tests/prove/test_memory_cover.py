@@ -16,7 +16,7 @@ from meshwright.plan.resolve import resolve
 from meshwright.testing.models import m0_bytes
 from meshwright.testing.pairwise import Row, pairwise
 
-TOLERANCE, AIM = 0.05, 0.02
+TOLERANCE, AIM = 0.02, 0.01
 AXES: dict[str, list[Any]] = {
     "family": ["llama", "gpt2", "qwen3", "mistral"],
     "tied": [False, True],

@@ -104,6 +104,22 @@ def saved_bytes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:
     return sum(each.elements * each.role.num_bytes(compute) for each in saved(arch, unit, setting))
 
 
+def kept_bytes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> dict[str, int]:
+    """What a tensor rank keeps of `saved`, by name; `arch` is narrowed to that rank. Under sequence parallel what lies
+    outside the columns and rows is cut along the tokens. Norms of queries and keys lie between: they are cut along the
+    heads."""
+
+    def ways(name: str) -> int:
+        module, _, rest = name.partition(".")
+        of_stream = name == "input" or module.endswith("dropout") or (module.endswith("norm") and rest != "output")
+        return setting.ways if setting.gathers and of_stream else 1
+
+    return {
+        each.name: each.elements // ways(each.name) * each.role.num_bytes(compute)
+        for each in saved(arch, unit, setting)
+    }
+
+
 def _embedding(arch: Arch, setting: Setting) -> Iterator[Saved]:
     if setting.ways > 1:
         yield Saved("local", setting.tokens, Role.INDEX)

@@ -10,25 +10,16 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from meshwright.price.here import processor_name
 from meshwright.train.machine import memory_bytes
 
-__all__ = ["cpu_name", "facts"]
-
-
-def cpu_name() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+__all__ = ["facts"]
 
 
 def facts() -> Iterator[tuple[str, str]]:
     """(name, value) of processors, memory, limits and versions."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield "processor", f"{cpu_name()}, {usable} usable"
+    yield "processor", f"{processor_name()}, {usable} usable"
     yield "memory", f"{memory_bytes() / 1e9:.1f} GB"
     shared = Path("/dev/shm")
     if shared.is_dir():

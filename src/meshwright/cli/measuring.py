@@ -164,7 +164,7 @@ def _device(kind: Any, world: int) -> tuple[str, str, float]:
         known = {7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell"}
         properties = torch.cuda.get_device_properties(kind)
         return properties.name, known.get(properties.major, "hopper"), float(properties.total_memory)
-    from meshwright.cli.machine import cpu_name
+    from meshwright.price.here import processor_name
     from meshwright.train.machine import memory_bytes
 
-    return cpu_name(), "cpu", memory_bytes() / max(world, 1)
+    return processor_name(), "cpu", memory_bytes() / max(world, 1)

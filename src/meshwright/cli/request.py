@@ -75,13 +75,16 @@ def positive(text: str) -> int:
 
 
 def writable(text: str) -> Path:
-    """Read an argument that names a file to be written: its folder is there, and it is no folder itself."""
-    file = Path(text)
-    if not text or file.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is a folder; a file is wanted")
-    if not file.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: there is no folder {file.parent}")
-    return file
+    """Read an argument that names a file to be written, which can be."""
+    from meshwright.config.whole import check_writable
+
+    if not text:
+        raise argparse.ArgumentTypeError("'' is no file; a file is wanted")
+    try:
+        check_writable(Path(text))
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(f"{error.value}: {error.rule}") from None
+    return Path(text)
 
 
 def natural(text: str) -> int:

@@ -92,6 +92,10 @@ def run_ranks(
         try:
             with watch.handling_signals(), _quiet_agent():
                 results, exit_codes = _run_agent(enter, world, Path(folder), (folder, local_snapshot(), call))
+        except (EOFError, ConnectionError):
+            if not watch.signals:
+                raise
+            results, exit_codes = {}, {}  # a signal to the whole group ended the fork server before it had forked all
         finally:
             watch.stop()
         _raise_failure(watch.failures(), exit_codes, watch.signals, watch.killed)

@@ -49,7 +49,7 @@ def resolve(run: RunConfig, arch: Arch, ranks: int | None = None) -> Plan:
         sharding=Sharding(
             parallel.zero, parallel.zero_shard_within, parallel.reshard_after_forward, parallel.bucket_bytes
         ),
-        pipeline=Pipeline(parallel.schedule, parallel.chunks, _stages(run, arch, degrees)),
+        pipeline=Pipeline(parallel.schedule, parallel.chunks, stages_of(run, arch, degrees)),
         context=ContextSplit(parallel.context, parallel.context_inner),
         execution=Execution(
             parallel.recompute,
@@ -118,7 +118,8 @@ def _optimizer(run: RunConfig) -> Optimizer:
     )
 
 
-def _stages(run: RunConfig, arch: Arch, degrees: Degrees) -> tuple[int, ...]:
+def stages_of(run: RunConfig, arch: Arch, degrees: Degrees) -> tuple[int, ...]:
+    """Blocks of each virtual stage. Raises RequestError where there are fewer blocks than stages."""
     asked = run.parallel.stages
     if not isinstance(asked, Balanced):
         return asked if degrees.pp > 1 else (arch.layers,)

@@ -13,6 +13,7 @@ from functools import cached_property
 from math import log2
 from typing import Any
 
+from meshwright.config.built import built_layout
 from meshwright.config.choices import Offload, Recompute, Schedule
 from meshwright.config.errors import RequestError
 from meshwright.layout.axes import DEFAULT_ORDER
@@ -55,6 +56,10 @@ class Advice:
         )
         if price.trained_peak is not None and not price.is_folded:
             yield f"  as `meshwright train` runs it: {bytes_text(price.trained_peak)} at most"
+        if price.missing:
+            runs = self.runner
+            best = f"; the best it runs: {short(runs.keys)}: {self._versus(runs.price.step_seconds)}" if runs else ""
+            yield f"  `meshwright train` does not run yet: {', '.join(price.missing)}{best}"
         yield from (f"  {line}" for line in self.changes())
 
     def changes(self) -> Iterator[str]:
@@ -80,6 +85,17 @@ class Advice:
                 cost = self._versus(row.price.step_seconds)
                 out.append(f"the usual {name} ({why}) takes {short(row.keys)}: {cost}")
         return out
+
+    @cached_property
+    def runner(self) -> Row | None:
+        """The best layout that `meshwright train` runs; None where the model, or what was asked for, leaves none."""
+        if self.price.runs:
+            return self.ranking.best
+        routed = self.price.plan.arch.experts is not None
+        recipes = [{"parallel.recompute": kind.value} for kind in (Recompute.NONE, Recompute.FULL)] if routed else [{}]
+        found = [self._searched({**built_layout(), **recipe}) for recipe in recipes]
+        runs = [row for row in found if row is not None and row.price.runs]
+        return min(runs, key=lambda row: row.price.step_seconds, default=None)
 
     @cached_property
     def tree(self) -> tuple[str, Row | None]:
@@ -133,14 +149,16 @@ class Advice:
         """The best layout with these degrees and options, in the default order; None where none fits."""
         fixed: dict[str, Any] = {f"mesh.{axis}": size for axis, size in mesh.items()}
         fixed |= {"mesh.order": [axis.value for axis in DEFAULT_ORDER], "parallel.offload": "none", **(options or {})}
-        ranking = self.ranking
-        fixed |= ranking.fixed
+        return self._searched(fixed)
+
+    def _searched(self, fixed: Mapping[str, Any]) -> Row | None:
+        """The best layout with these keys and those that were asked for; None where none fits."""
+        asked, kept = self.ranking, {**fixed, **self.ranking.fixed}
         try:
-            return search(
-                ranking.run, ranking.gpus, ranking.cluster, top=1, fixed=fixed, budget=_HABIT_BUDGET, suggest=False
-            ).best
+            found = search(asked.run, asked.gpus, asked.cluster, top=1, fixed=kept, budget=_HABIT_BUDGET, suggest=False)
         except RequestError:
             return None
+        return found.best
 
     def _cost(self, keys: Mapping[str, Any]) -> str:
         """What a run with these keys costs beside the winner."""

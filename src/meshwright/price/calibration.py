@@ -14,11 +14,17 @@ from typing import Any
 
 import tomli_w
 
+from meshwright.config.errors import RequestError
+from meshwright.config.whole import check_writable, write_whole
 from meshwright.plan.plan import Plan
 from meshwright.price.catalogue import build, calibrated_path, cluster_of
 from meshwright.price.cluster import Cluster
+from meshwright.price.here import this_machine
 
-__all__ = ["LinkTime", "Measured", "OverlapTime", "ProductTime", "UnitTime", "calibrated", "fit", "write_cluster"]
+__all__ = [
+    "LinkTime", "Measured", "OverlapTime", "ProductTime", "UnitTime", "calibrated", "fit", "writable_place",
+    "write_cluster",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,12 @@ def calibrated(found: Measured, name: str = "local") -> Cluster:
     from meshwright.price.rates import link_tables, matrix_tables, unit_constants
 
     tables: dict[str, Any] = {**asdict(cluster_of("local", calibrated=False)), "name": name}
-    sources = dict(tables["sources"]) | {"device.memory_bytes_per_s": "measured: a copy of 64 MB on every rank at once"}
+    sources = dict(tables["sources"]) | {
+        "machine": this_machine(),
+        "device.memory_bytes": "of the machine, by the system, and of each rank on it as much",
+        "device.matrix_share": "measured rates are whole",
+        "device.memory_bytes_per_s": "measured: a copy of 64 MB on every rank at once",
+    }
     tables["device"] |= {"name": found.device, "generation": found.generation, "memory_bytes": found.memory_bytes,
                          "memory_bytes_per_s": found.memory_bytes_per_s, "memory_share": 1.0}  # fmt: skip
     tables["node"] |= {"devices": max(found.devices or found.ranks, 1), "gain_alone": found.gain_alone}
@@ -147,9 +158,24 @@ def calibrated(found: Measured, name: str = "local") -> Cluster:
 
 
 def write_cluster(cluster: Cluster, file: Path | None = None) -> Path:
-    """Write a cluster file; without a path, the one that `local` is read from."""
-    file = calibrated_path() if file is None else file
-    file.parent.mkdir(parents=True, exist_ok=True)
+    """Write a cluster file, whole or not at all; without a path, the one that `local` is read from.
+
+    Raises RequestError where it cannot be written.
+    """
+    file = writable_place(file)
     tables = {key: value for key, value in asdict(cluster).items() if value != {}}
-    file.write_text(tomli_w.dumps(tables), encoding="utf-8")
+    write_whole(file, tomli_w.dumps(tables))
+    return file
+
+
+def writable_place(file: Path | None = None) -> Path:
+    """`file`, or the one that `local` is read from, whose folder is made. Raises RequestError where it cannot be
+    written: asked before minutes of measuring."""
+    file = calibrated_path() if file is None else file
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        rule = f"cannot be written: {error.strerror or error}"
+        raise RequestError(str(file), rule, ("--out FILE",)) from None
+    check_writable(file)
     return file

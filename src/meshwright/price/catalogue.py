@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import types
 import typing
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache
@@ -21,6 +22,7 @@ from meshwright.config.load import read_tables
 from meshwright.config.overrides import parse_overrides
 from meshwright.price.cluster import Cluster, Cost, Device, Network, Node, Software, year_month
 from meshwright.price.constants import VALUES
+from meshwright.price.here import this_machine
 
 _MOST = 2**31 - 1  # of a count
 _DTYPES = ("bfloat16", "float16", "float32", "float64", "float8", "float4")
@@ -49,7 +51,7 @@ def cluster_of(name: str, overrides: Sequence[str] = (), calibrated: bool = True
     Raises RequestError for unknown names, keys and values, all at once.
     """
     if name == "local" and calibrated and calibrated_path().is_file():
-        tables = read_tables(calibrated_path())
+        tables = _calibrated_tables(calibrated_path())
     elif name in names():
         tables = read_tables(Path(str(_folder() / f"{name}.toml")))
     elif name.endswith(".toml") or Path(name).is_file():
@@ -66,6 +68,26 @@ def cluster_of(name: str, overrides: Sequence[str] = (), calibrated: bool = True
         table[override.key[-1]] = override.value
         tables.get("sources", {}).pop(".".join(override.key[1:]), None)  # the source of another value
     return build(tables, name)
+
+
+def _calibrated_tables(file: Path) -> dict[str, Any]:
+    """What was measured of this machine; with a warning where it was another: its rates are not this one's.
+
+    Raises RequestError where the file is damaged.
+    """
+    try:
+        tables = read_tables(file)
+        found = build(tables, str(file))
+    except RequestError as error:
+        first = error.problems[0] if error.problems else error
+        told = first.rule if first.value.startswith(str(file)) else f"{first.value} {first.rule}"
+        rule = f"holds no measurement of this machine: {told}"
+        raise RequestError(str(file), rule, ("meshwright doctor --calibrate",)) from None
+    there = found.sources.get("machine")
+    if there is not None and there != this_machine():
+        told = f"{file} was measured on {there}; this machine is {this_machine()}"
+        warnings.warn(f"{told}: `meshwright doctor --calibrate` measures it", stacklevel=3)
+    return tables
 
 
 def build(tables: Mapping[str, Any], name: str = "cluster") -> Cluster:

@@ -49,6 +49,7 @@ class Space:
     sequences: int
     fixed: Mapping[str, Any] = field(default_factory=dict)
     split: bool = True  # whether schedules with a split backward run
+    rates: Mapping[str, float] = field(default_factory=dict)  # measured over predicted seconds, by part; 1 where unsaid
 
     @cached_property
     def program(self) -> Target | None:

@@ -12,13 +12,11 @@ from functools import cached_property
 from typing import Any
 
 from meshwright.arch.arithmetic import Convention, flops_per_sequence, repeated_flops
-from meshwright.arch.unbuilt import lacking
-from meshwright.config.built import unbuilt
 from meshwright.config.choices import Documents, Recompute
 from meshwright.plan.folds.ledger import Row
 from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
-from meshwright.plan.strategies.expert import unrunnable
+from meshwright.plan.unbuilt import missing
 from meshwright.price.applies import beyond_closed_form
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster
@@ -143,11 +141,14 @@ class Price:
         return int(self.memory["peak"] + self.memory["activations"] * share * (most - 1))
 
     @cached_property
+    def missing(self) -> tuple[str, ...]:
+        """What `meshwright train` would need to run such a plan and does not have yet, by name."""
+        return missing(self.plan)
+
+    @property
     def runs(self) -> bool:
         """Whether `meshwright train` runs such a plan."""
-        plan = self.plan
-        given = {"mesh.cp": plan.degrees.cp, "mesh.ep": plan.degrees.ep, "precision.compute": plan.precision.compute}
-        return not lacking(plan.arch) and not any(unbuilt(given.get)) and not any(unrunnable(plan))
+        return not self.missing
 
     @cached_property
     def is_folded(self) -> bool:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ from meshwright.price.ranking import By, Ranking, Row, unbeaten, with_keys
 from meshwright.price.request import planned
 from meshwright.price.target import Target
 from meshwright.price.text import bytes_text
-from meshwright.price.times import times
+from meshwright.price.times import PARTS, times
 from meshwright.price.weights import weights
 
 BUDGET = 2_500_000
@@ -86,17 +86,19 @@ class _Found:
 def search(
     run: Request, gpus: int, cluster: str | Cluster = "local", by: By | str = By.TIME, *, top: int = 10,
     fixed: Mapping[str, Any] | None = None, budget: int = BUDGET, suggest: bool = True,
+    rates: Mapping[str, float] | None = None,
 ) -> Ranking:  # fmt: skip
     """Rank the layouts of `run` on `gpus` devices.
 
     `fixed`: keys of [mesh], [parallel] and [batch] that stay as they are given. At least `budget` points are priced
     where there are as many. Raises RequestError where the request is wrong or no layout is legal and fits; with
-    `suggest` it names changed requests that have one.
+    `suggest` it names changed requests that have one. `rates`: measured over predicted seconds by part of a step; the
+    layouts that are the fastest at these rates are found, though each row's price is still the predicted one.
     """
     begin = time.perf_counter()
     run, by = run_of(run), By(by)
     where = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
-    space = space_of(run, gpus, where, fixed or {})
+    space = replace(space_of(run, gpus, where, fixed or {}), rates=rates or {})
     check_stages(space)
     groups, refused, enumerated = groups_of(space)
 
@@ -158,7 +160,10 @@ def _price(
     found = _Found()
     best: np.ndarray = np.full(top * _SPARE, np.inf)
     overfull: dict[Mesh, tuple[int, float]] = {}
-    ahead = [float(group.bound.min()) if by is not By.MEMORY else least_bytes(space, group) for group in groups]
+    least_rate = min(space.rates.values(), default=1.0)  # a bound of seconds is still one at the least rate
+    ahead = [
+        float(group.bound.min()) * least_rate if by is not By.MEMORY else least_bytes(space, group) for group in groups
+    ]
     for number in np.argsort(ahead, kind="stable"):
         group = groups[number]
         worth = np.arange(len(group.bound))
@@ -166,7 +171,7 @@ def _price(
             if ahead[number] > best[-1]:
                 break
             if by is not By.MEMORY:
-                worth = worth[group.bound <= best[-1]]
+                worth = worth[group.bound * least_rate <= best[-1]]
         for inside, outside in _blocks(group, worth, space):
             reached, failed, least = _price_block(space, group, int(number), inside, outside, found)
             value = reached["bytes" if by is By.MEMORY else "step"]
@@ -230,7 +235,9 @@ def _reached(
     step = np.zeros(0)
     if size:
         points = points_of(space, group, inside, outside, offload)
-        step = times(space.target, points, group.units.take(inside), weights(space.target, points)).step
+        found = times(space.target, points, group.units.take(inside), weights(space.target, points))
+        slower = [(space.rates.get(part, 1.0) - 1) * getattr(found, part) for part in PARTS] if space.rates else []
+        step = sum(slower, found.step)
     return {
         "step": step, "bytes": num_bytes, "group": np.full(size, number, dtype=np.int32),
         "inside": inside.astype(np.int32), "outside": outside.astype(np.int32),

@@ -90,6 +90,8 @@ def _memory(price: Price) -> Iterator[str]:
     if peak is not None and not price.is_folded:
         verdict = "fits" if price.fits_trained else "DOES NOT FIT"
         yield f"  {'as `meshwright train` runs it':<32} {bytes_text(peak):>10}, {verdict}"
+    if price.missing:
+        yield f"  `meshwright train` does not run yet: {', '.join(price.missing)}"
 
 
 def _traffic(price: Price) -> Iterator[str]:

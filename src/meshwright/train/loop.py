@@ -46,7 +46,7 @@ from meshwright.train.job import Job
 from meshwright.train.nonfinite import NonfiniteError, blame
 from meshwright.train.outcome import Outcome
 from meshwright.train.peak import PeakWatch
-from meshwright.train.regret import REGRET_AFTER, regret_line
+from meshwright.train.regret import REGRET_AFTER, regret_line, too_short_line
 from meshwright.train.room import check_rank_room
 from meshwright.train.sample import may_sample, sample
 from meshwright.train.saves import Saves
@@ -98,7 +98,10 @@ def train_joined(status: RankStatus, job: Job) -> Outcome:
         feed = replace(feed, first_step=start.step, consumed=start.samples)
         journal = refused_together(side, lambda: stack.enter_context(Journal.open(job, start.step)) if leads else None)
         saves = stack.enter_context(Saves(engine, job, side, feed.dataset.digest, progress.say))
-        meter = Meter(job.plan, job.steps, peak_here(engine, story.priced_on(engine), side))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            meter = Meter(job.plan, job.steps, peak_here(engine, story.priced_on(engine), side))
+        progress.say(*dict.fromkeys(f"warning: {each.message}" for each in told))
         return _Loop(job, status, stop, engine, feed, journal, progress, saves, meter).run()
 
 
@@ -156,7 +159,7 @@ class _Loop:
             self._take_account(peak.num_bytes, result)
         self._status.at(step, "writing figures")
         self._record(step, result, rate, seconds)
-        if step - self._first == REGRET_AFTER and self._journal is not None and self._job.plan.degrees.ranks > 1:
+        if step - self._first == REGRET_AFTER and self._journal is not None:
             self._progress.say(self._regret())
         if result.overflowed:
             self._progress.say(f"step {step}: the loss scale was too large and is now {result.loss_scale:g}")
@@ -248,6 +251,8 @@ class _Loop:
             write_json(self._job.folder / LEDGER, figures)
             told = self._job, self._account, self._outcome, figures, own, spent
             self._progress.say(*story.closing(*told, self._meter.convention))
+            if self._watch.steps < REGRET_AFTER:
+                self._progress.say(too_short_line(self._watch.steps))
             (self._job.folder / REPORT).write_text(run_page(self._job.folder))
         self._sample()
         return self._outcome

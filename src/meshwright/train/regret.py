@@ -1,7 +1,10 @@
 """What another layout would have saved, at the rates that a run measured.
 
     rates       measured over predicted seconds, by cause: how this machine differs from the cluster it was priced on
-    regret      every legal layout, priced again, each part of its step at the measured rate
+    regret      every legal layout, searched again, each part of its step at the measured rate
+
+What the present layout has none of (no stages, no replicas, no tensor axis) is not measured: it has the rate of what
+was, and the line says so.
 
 On a device that works asynchronously launches are not work: only the whole step is measured there, and all parts have
 its one rate.
@@ -14,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.config.built import UNBUILT, check_built
+from meshwright.config.built import built_layout, check_built
 from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run
 from meshwright.config.schema import RunConfig
@@ -28,7 +31,7 @@ from meshwright.train.stopwatch import CAUSES, by_cause
 
 __all__ = [
     "PARTS", "REGRET_AFTER", "Regret", "cluster_name", "predicted", "rates", "regret",
-    "regret_line",
+    "regret_line", "too_short_line",
 ]  # fmt: skip
 
 REGRET_AFTER = 10
@@ -36,6 +39,7 @@ REGRET_AFTER = 10
 
 PARTS = tuple(CAUSES)
 _BUDGET = 50_000
+_AXES = {"dp": "replicas", "tp": "tensor axis", "pp": "stages", "cp": "context axis", "ep": "expert axis"}
 _WORTH = 0.02  # of a step: less is within what prices know
 
 
@@ -82,28 +86,20 @@ def regret(
     """Price every legal layout that runs on as many ranks, at the measured rates."""
     own = price(plan, cluster)
     found = rates(own, measured, step_seconds)
+    by_part = {part: found[cause] for cause, parts in CAUSES.items() for part in parts}
 
     def at_rates(each: Price) -> float:
         return sum(found[name] * seconds for name, seconds in predicted(each.parts).items())
 
-    ranking = search(run, plan.degrees.ranks, cluster, top=12, fixed=_fixed(run), budget=_BUDGET, suggest=False)
+    fixed = {"parallel.offload": run.parallel.offload.value, **built_layout()}
+    ranking = search(run, plan.degrees.ranks, cluster, top=12, fixed=fixed, budget=_BUDGET, suggest=False,
+                     rates=by_part)  # fmt: skip
     candidates = [row for row in ranking.rows if _runs(run, row.keys)]
     best = min(candidates, key=lambda row: at_rates(row.price), default=None)
     present = at_rates(own)
     if best is None or at_rates(best.price) >= present:
         return Regret({}, present, present)
     return Regret(best.keys, at_rates(best.price), present)
-
-
-def _fixed(run: RunConfig) -> dict[str, Any]:
-    """Keys that only run at one value so far."""
-    default = RunConfig().tables()
-    fixed: dict[str, Any] = {"parallel.offload": run.parallel.offload.value}
-    for entry in UNBUILT:
-        section, name = entry.key.split(".")
-        if section in ("mesh", "parallel") and not entry.runs:
-            fixed[entry.key] = default[section][name]
-    return fixed
 
 
 def _runs(run: RunConfig, keys: Mapping[str, Any]) -> bool:
@@ -119,13 +115,28 @@ def regret_line(
 ) -> str:
     """One line: what another layout would save, and what moving costs."""
     run = build_run(tomllib.loads(run_file))
-    found = regret(run, plan, cluster, measured, step_seconds)
+    if step_seconds <= 0:
+        return "regret: not known; no step was taken whose time counts"
+    try:
+        found = regret(run, plan, cluster, measured, step_seconds)
+    except RequestError as error:  # what runs here may be more than the cluster it is priced on holds
+        return f"regret: not known; on {cluster} no layout is priced: {error.value}: {error.rule}"
     saved = 1 - found.seconds / found.present_seconds
     if not found.keys or saved < _WORTH:
         ranks = plan.degrees.ranks
-        return f"regret: none; at the measured rates no other layout of {ranks} ranks saves {_WORTH:.0%} of a step"
+        others = f"no other layout of {ranks} ranks" if ranks > 1 else "no other layout of one rank"
+        return f"regret: none; at the measured rates {others} saves {_WORTH:.0%} of a step"
     size = checkpoint_bytes(plan)
+    new = [
+        words for axis, words in _AXES.items() if found.keys[f"mesh.{axis}"] > 1 and getattr(plan.degrees, axis) == 1
+    ]
+    guess = f" (its {' and '.join(new)} not measured here)" if new else ""
     return (
-        f"regret: {short(found.keys)} would take {seconds_text(found.seconds)} a step at the measured rates, "
+        f"regret: {short(found.keys)} would take {seconds_text(found.seconds)} a step at the measured rates{guess}, "
         f"{saved:.0%} less; moving costs a checkpoint of {bytes_text(size)} written and read"
     )
+
+
+def too_short_line(steps: int) -> str:
+    """The line of a run that ended before other layouts were priced."""
+    return f"regret: not asked; other layouts are priced after {REGRET_AFTER} measured steps, and {steps} were taken"

@@ -27,14 +27,14 @@ __all__ = ["check_machine_room", "check_rank_room"]
 _SURELY = 0.9  # forecasts are within 5 % of what is measured, and a first step is held to that
 
 
-def check_machine_room(plan: Plan, device: DeviceKind) -> None:
-    """Before all ranks start on this machine: where they share its memory. Raises RequestError."""
+def check_machine_room(plan: Plan, device: DeviceKind, copies: int = 1) -> None:
+    """Before all ranks of `copies` such runs start on this machine and share its memory. Raises RequestError."""
     if device is not DeviceKind.CPU:
         import torch
 
         if torch.cuda.is_available():
             return  # each rank asks its own
-    ranks = plan.degrees.ranks
+    ranks = plan.degrees.ranks * copies
     needed = sum(_peaks(plan, range(plan.degrees.pp), Transport.DIRECT)) * (ranks // plan.degrees.pp)
     _check(needed, memory_bytes() + swap_bytes(), f"the {ranks} ranks" if ranks > 1 else "the run", "this machine has")
 

@@ -29,7 +29,10 @@ COMPUTE_PARTS: Mapping[Op, str] = {
 """What `compute` is made of: what an operation counts for. Selective recomputation is a part of the backward."""
 
 CAUSES: Mapping[str, tuple[str, ...]] = {
-    "computation": ("compute", "tp", "cp", "ep", "other"),
+    "computation": ("compute", "other"),
+    "tensor": ("tp",),
+    "context": ("cp",),
+    "experts": ("ep",),
     "replicas": ("dp",),
     "stages": ("pp", "bubble"),
     "optimizer": ("optimizer",),

@@ -56,6 +56,8 @@ def test_memory_that_a_machine_does_not_have_is_refused(monkeypatch: pytest.Monk
     check_rank_room(two, 1, torch.device("cpu"))
     with pytest.raises(RequestError, match=r"GiB of memory, which the 2 ranks would hold .*: this machine has 7"):
         check_machine_room(two, DeviceKind.CPU)
+    with pytest.raises(RequestError, match="which the 2 ranks would hold"):
+        check_machine_room(one, DeviceKind.CPU, copies=2)
     _memory(monkeypatch, states / 2, swap=states / 4)
     with pytest.raises(RequestError, match="which the run would hold"):
         check_machine_room(one, DeviceKind.CPU)

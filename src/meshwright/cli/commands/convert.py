@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert; the text on standard output, what it means on standard error; 0."""
+    from meshwright.config.whole import write_whole
     from meshwright.price.foreign.convert import convert
     from meshwright.price.foreign.dialect import Format
 
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError(arguments.file, f"cannot be read: {reason}") from None
     done = convert(text, Format(arguments.source), Format(arguments.target), tuple(arguments.words), arguments.ranks)
     if arguments.out:
-        arguments.out.write_text(done.text, encoding="utf-8")
+        write_whole(arguments.out, done.text)
     if arguments.json:
         print_json({"text": done.text, "notes": list(done.notes), "lost": list(done.lost)})
         return 0

@@ -51,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     from meshwright.cli.measuring import measure
     from meshwright.launch.local import exit_code, run_here, run_ranks
     from meshwright.plan.resolve import resolve_degrees
+    from meshwright.price.calibration import writable_place
     from meshwright.train.machine import check_machine
+    from meshwright.train.room import check_machine_room
 
     if arguments.out and not arguments.calibrate:
         raise RequestError("--out", "is where --calibrate writes", ("--calibrate --out FILE",))
@@ -59,12 +61,16 @@ def run(arguments: argparse.Namespace) -> int:
     with told_once(place):
         run_config = request.load(arguments)
         degrees = resolve_degrees(run_config, None if place is None else place.world)
+        if arguments.calibrate:
+            writable_place(arguments.out)
     at = {name: getattr(degrees, name) for name in ("dp", "tp", "pp", "cp", "ep")}
     plans = _plans(run_config) if arguments.calibrate else ()
     given: tuple[Any, ...] = (at, degrees.order, run_config.train.device.value, arguments.calibrate, plans)
     found: list[Measured] = []
     if place is None:
         check_machine(run_config.train.device, degrees.ranks)
+        for plan in plans:  # every rank times the units of its own
+            check_machine_room(plan, run_config.train.device, degrees.ranks)
         code = exit_code(lambda: found.extend(run_ranks(measure, degrees.ranks, *given)))
     else:
         code = exit_code(lambda: found.append(run_here(measure, place, *given)))

@@ -91,9 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.write:
         _write(ranking, arguments.write)
     if arguments.html:
+        from meshwright.config.whole import write_whole
         from meshwright.report.plan_page import plan_page
 
-        arguments.html.write_text(plan_page(advice), encoding="utf-8")
+        write_whole(arguments.html, plan_page(advice))
         print(f"wrote {arguments.html}", file=sys.stderr)
     further = dict(_further(arguments, ranking, lost))
     if arguments.json:
@@ -201,10 +202,11 @@ def _refusals(ranking: Ranking) -> Iterator[str]:
 
 def _write(ranking: Ranking, file: Path) -> None:
     from meshwright.config.load import dump_run
+    from meshwright.config.whole import write_whole
     from meshwright.price.ranking import with_keys
 
     run_config = with_keys(ranking.run, ranking.best.keys)
-    file.write_text(dump_run(run_config), encoding="utf-8")
+    write_whole(file, dump_run(run_config))
     print(f"wrote {file}", file=sys.stderr)
 
 

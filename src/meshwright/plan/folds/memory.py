@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from meshwright.arch.activations import Setting, saved
+from meshwright.arch.activations import Setting, kept_bytes
 from meshwright.arch.arch import Arch, Norm
 from meshwright.arch.passing import (
     Gradients,
@@ -346,11 +346,8 @@ class _Sizes:
 def graph_sizes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> Sizes:
     """What a unit of a tensor rank keeps for its backward; `arch` is narrowed to that rank."""
     sizes = dict.fromkeys((Category.ACTIVATIONS, Category.LOGITS), 0)
-    ways = setting.ways if setting.gathers else 1
-    for each in saved(arch, unit, setting):
-        category = Category.LOGITS if each.name.startswith("loss.") else Category.ACTIVATIONS
-        elements = each.elements // ways if _of_the_stream(each.name) else each.elements
-        sizes[category] += elements * each.role.num_bytes(compute)
+    for name, size in kept_bytes(arch, unit, setting, compute).items():
+        sizes[Category.LOGITS if name.startswith("loss.") else Category.ACTIVATIONS] += size
     return sizes
 
 
@@ -362,13 +359,6 @@ def narrowed(arch: Arch, tp: int) -> Arch:
     experts = replace(arch.experts, ffn=arch.experts.ffn // tp) if arch.experts is not None else None
     vocab = -(-arch.vocab // tp)
     return replace(arch, heads=arch.heads // tp, kv_heads=kv_heads, ffn=arch.ffn // tp, vocab=vocab, experts=experts)
-
-
-def _of_the_stream(name: str) -> bool:
-    """Whether a saved tensor is cut along the tokens under sequence parallel: all outside the columns and rows."""
-    return (
-        name == "input" or name.endswith(("_dropout", "dropout")) or ("norm." in name and not name.endswith("output"))
-    )
 
 
 def _shard(plan: Plan, bucket: Bucket) -> int:

@@ -19,9 +19,10 @@ from meshwright.config.choices import Fill
 from meshwright.config.counted import counted
 from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run, change_run, dump_run
+from meshwright.config.problems import shown
 from meshwright.config.schema import RunConfig
-from meshwright.layout.axes import DEFAULT_ORDER
-from meshwright.plan.resolve import resolve_degrees
+from meshwright.layout.axes import DEFAULT_ORDER, Degrees
+from meshwright.plan.resolve import resolve_degrees, stages_of
 from meshwright.price.foreign import accelerate, deepspeed, megatron, torchtitan
 from meshwright.price.foreign.dialect import Dialect, Format, Source, parsed
 
@@ -55,16 +56,27 @@ def convert(
     if ranks is not None:
         resolve_degrees(run, ranks)
     if target is Format.MESHWRIGHT:
+        _check_model(run)
         return Conversion(dump_run(run), run, tuple(notes), ())
     dialect, arch = DIALECTS[target], arch_from_model(run.model)
     degrees = resolve_degrees(run, ranks)
     at = {name: getattr(degrees, name) for name in ("dp", "tp", "pp", "cp", "ep")}
-    written = Source(run, arch, at)
+    if unsaid := [axis for axis in dialect.unspoken if at[axis] > 1]:
+        rule = f"{target.value} cannot express it"
+        raise RequestError.joined(
+            RequestError(f"mesh.{axis} = {at[axis]}", rule, (f"mesh.{axis}=1",)) for axis in unsaid
+        )
+    if "batch" in dialect.sections:
+        _check_batch(run, at)
+    written = Source(run, arch, at, _stages(run, arch, degrees))
     out = dialect.write(written)
     back = _laid(dialect, out, run, ranks)
     refused, lost = _losses(run, back, arch, dialect, at)
+    if at["pp"] > 1 and "mesh" in dialect.sections and stages_of(back, arch, degrees) != written.stages:
+        refused.append((f"parallel.stages = {list(written.stages)}", ""))
     if refused:
-        problems = [RequestError(each, f"{target.value} cannot express it") for each in refused]
+        rule = f"{target.value} cannot express it"
+        problems = [RequestError(each, rule, (works,) if works else ()) for each, works in refused]
         raise RequestError.joined(problems)
     return Conversion(out, run, (*notes, *dialect.differences(written)), tuple(lost))
 
@@ -74,6 +86,31 @@ def _run(text: str, source: Format, words: tuple[str, ...], ranks: int | None) -
         return change_run(build_run(parsed(tomllib.loads, text, "TOML")), words), []
     reading = DIALECTS[source].read(text, ranks)
     return change_run(build_run(_tables({}, reading.keys)), words), list(reading.notes)
+
+
+def _check_batch(run: RunConfig, at: Mapping[str, int]) -> None:
+    """Raises RequestError where the batch is no whole number of micro-batches a rank."""
+    once = run.batch.micro * at["dp"] * at["ep"]
+    if run.batch.global_ % once:
+        works = (f"batch.global={max(run.batch.global_ // once, 1) * once}",)
+        named = f"batch.global = {run.batch.global_} with batch.micro = {run.batch.micro}"
+        raise RequestError(named, f"must be a multiple of micro x {at['dp'] * at['ep']} batch ranks = {once}", works)
+
+
+def _stages(run: RunConfig, arch: Arch, degrees: Degrees) -> tuple[int, ...]:
+    """Blocks of each virtual stage. Raises RequestError where they are not those of the model."""
+    stages, parts = stages_of(run, arch, degrees), degrees.pp * run.parallel.chunks
+    if degrees.pp > 1 and (len(stages) != parts or sum(stages) != arch.layers):
+        rule = f"must be {parts} numbers that hold each of the {arch.layers} blocks once"
+        raise RequestError(f"parallel.stages = {list(stages)}", rule, ('parallel.stages="balanced"',))
+    return stages
+
+
+def _check_model(run: RunConfig) -> None:
+    """Raises RequestError where the model's sizes contradict each other; a vocabulary may still be unsaid."""
+    if run.model.preset is None and run.model.hf is None and run.model.vocab is None:
+        run = change_run(run, ("model.vocab=2",))
+    arch_from_model(run.model)
 
 
 def _laid(dialect: Dialect, text: str, run: RunConfig, ranks: int | None) -> RunConfig:
@@ -107,10 +144,11 @@ def _filled(run: RunConfig, ranks: int | None) -> RunConfig:
 
 def _losses(
     run: RunConfig, back: RunConfig, arch: Arch, dialect: Dialect, at: Mapping[str, int]
-) -> tuple[list[str], list[str]]:
-    """(refused, lost) keys, as `section.key = value`."""
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """(refused, lost) keys, as `section.key = value`; of a refused one also what the format has in its place."""
     given, got = run.tables(), back.tables()
-    refused, lost = [], []
+    refused: list[tuple[str, str]] = []
+    lost: list[str] = []
     if "model" in dialect.sections:
         found = arch_from_model(back.model)
         lost += [f"model: {each.name} = {getattr(arch, each.name)}" for each in fields(arch)
@@ -125,11 +163,12 @@ def _losses(
         if section == "model":
             continue
         for name, value in table.items():
-            if value == got[section].get(name) or not _decides(section, name, given, at):
+            there = got[section].get(name)
+            if value == there or not _decides(section, name, given, at):
                 continue
             if section in ("mesh", "parallel"):
-                if name != "order" or _active(value, at) != _active(got[section][name], at):
-                    refused.append(f"{section}.{name} = {value}")
+                if name != "order" or _active(value, at) != _active(there, at):
+                    refused.append((f"{section}.{name} = {shown(value)}", f"{section}.{name}={shown(there)}"))
             elif section in dialect.sections:
                 lost.append(f"{section}.{name} = {value}")
             elif value != default[section].get(name):
@@ -145,13 +184,13 @@ def _active(order: list[str], at: Mapping[str, int]) -> list[str]:
 
 
 def _decides(section: str, name: str, given: Mapping[str, Any], at: Mapping[str, int]) -> bool:
-    """Whether a key of a layout decides anything in it."""
+    """Whether a key of a layout decides anything in it. Of stages the numbers of blocks are compared."""
     parallel = given["parallel"]
     replicas = at["dp"] * at["ep"] * at["cp"]
     if section == "parallel":
         deciding: dict[str, bool] = {
             "sequence": at["tp"] > 1, "asynchronous_tensor": at["tp"] > 1, "schedule": at["pp"] > 1,
-            "chunks": at["pp"] > 1, "stages": at["pp"] > 1, "context": at["cp"] > 1, "context_inner": at["cp"] > 1,
+            "chunks": at["pp"] > 1, "stages": False, "context": at["cp"] > 1, "context_inner": at["cp"] > 1,
             "zero": replicas > 1,
             "zero_shard_within": parallel["zero"] > 0 and parallel["zero_shard_within"] != replicas,
             "reshard_after_forward": parallel["zero"] == 3, "offload_to": parallel["offload"] != "none",
@@ -159,5 +198,7 @@ def _decides(section: str, name: str, given: Mapping[str, Any], at: Mapping[str,
         return deciding.get(name, True)
     if section == "mesh" and name == "order":
         return list(given["mesh"]["order"]) != [axis.value for axis in DEFAULT_ORDER]
+    if section == "moe" and name in ("auxiliary_loss", "statistic"):
+        return bool(given["moe"]["balance"] == "auxiliary")
     unread = section == "optimizer" and name == "min_learning_rate" and given["optimizer"]["schedule"] == "constant"
     return not unread

@@ -21,7 +21,9 @@ __all__ = [
     "check_spoken",
     "number",
     "parsed",
+    "ratio_of",
     "refuse",
+    "sharded",
     "table",
     "unread",
     "whole",
@@ -54,11 +56,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is written: the run, its model, and its degrees (dp resolved)."""
+    """What is written: the run, its model, its degrees (dp resolved), and the blocks of each virtual stage."""
 
     run: RunConfig
     arch: Arch
     degrees: Mapping[str, int]
+    stages: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -75,19 +78,6 @@ class Source:
     def accumulation(self) -> int:
         return self.run.batch.global_ // (self.run.batch.micro * self.degrees["dp"] * self.degrees["ep"])
 
-    def shard_degree(self, format_: Format) -> int:
-        """`dp_shard` of formats that shard over dp_shard x cp: 1 below ZeRO-3. Raises RequestError."""
-        parallel, cp = self.run.parallel, self.degrees["cp"]
-        if parallel.zero < 3:
-            return 1
-        shards = parallel.zero_shard_within or self.replicas
-        if shards % cp:
-            named = f"parallel.zero_shard_within = {shards} with mesh.cp = {cp}"
-            raise refuse(
-                format_, named, "shards over whole context groups", (f"parallel.zero_shard_within = {cp}", "0")
-            )
-        return shards // cp
-
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -98,6 +88,20 @@ class Dialect:
     write: Callable[[Source], str]
     differences: Callable[[Source], list[str]]
     sections: frozenset[str]
+    unspoken: tuple[str, ...] = ()  # axes of the mesh that it has no word for
+
+
+def sharded(source: Source) -> int:
+    """Data-parallel ranks that share one copy of the parameters, ZeRO-3's group less the context axis, which other
+    trainers shard over as a whole. Raises RequestError where the group is no multiple of it."""
+    within, cp = source.run.parallel.zero_shard_within or source.replicas, source.degrees["cp"]
+    if within % cp:
+        rule = f"must be a multiple of mesh.cp = {cp}, over which it shards as a whole"
+        raise RequestError(f"parallel.zero_shard_within = {within}", rule, (f"parallel.zero_shard_within={cp}",))
+    if source.replicas % within:
+        rule = f"must divide the {source.replicas} replicas"
+        raise RequestError(f"parallel.zero_shard_within = {within}", rule, ("parallel.zero_shard_within=0",))
+    return within // cp
 
 
 def table(format_: Format, given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -122,6 +126,15 @@ def number(format_: Format, name: str, value: Any) -> float:
     return value
 
 
+def ratio_of(part: float, whole_: float) -> float:
+    """`part` as a share of `whole_`, such that the product is `part` again where there is such a float."""
+    if not whole_:
+        return 0.0
+    ratio = part / whole_
+    near = ratio, math.nextafter(ratio, 0.0), math.nextafter(ratio, math.inf)
+    return next((each for each in near if each * whole_ == part), ratio)
+
+
 def unread(names: Iterable[str]) -> tuple[str, ...]:
     """The remark on words that a reader leaves alone; none where there are none."""
     every = ", ".join(sorted(names))
@@ -129,10 +142,13 @@ def unread(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_spoken(format_: Format, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raises RequestError where a file has no word of the format: it is of another, and would be read as nothing."""
-    every = set(known)
-    if every.isdisjoint(names):
-        raise RequestError("the file", f"has no word of {format_.value}", sorted(every)[:3])
+    """Raises RequestError where a file has no word of the format: it is of another, and would be read as nothing.
+
+    `known`: the words to look for first.
+    """
+    every = list(known)
+    if set(every).isdisjoint(names):
+        raise RequestError("the file", f"has no word of {format_.value}", every[:3])
 
 
 def parsed(parse: Callable[[str], Any], text: str, language: str) -> Any:

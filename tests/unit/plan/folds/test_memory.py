@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
@@ -9,11 +11,11 @@ from meshwright.arch.activations import Setting, saved_bytes
 from meshwright.config.choices import Dtype, OptimizerKind, Recompute, Schedule
 from meshwright.plan.action import Kind, Op
 from meshwright.plan.buckets import stage_buckets
-from meshwright.plan.folds.memory import Category, Event, Timeline, memory
+from meshwright.plan.folds.memory import Category, Event, Timeline, graph_sizes, memory, narrowed
 from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.plan import Optimizer, Plan, Precision
 from meshwright.plan.program import program
-from tests.unit.plan.plans import make_plan
+from tests.unit.plan.plans import make_arch, make_plan
 from tests.unit.plan.programs import plans
 
 MIXED = Precision(Dtype.BFLOAT16, Dtype.FLOAT32, Dtype.FLOAT32)
@@ -45,6 +47,17 @@ def test_states_in_bytes_a_parameter(
     assert timeline.states[Category.MASTER] == master * size
     if gradients is not None:
         assert timeline.largest[Category.GRADIENTS] == gradients * size
+
+
+def test_norms_of_queries_and_keys_are_cut_along_the_heads_alone() -> None:
+    """They counted half of what a tensor rank keeps under sequence parallel, as if they were cut along tokens too."""
+    bare = make_arch(heads=8, kv_heads=4, rope=None)
+    setting = Setting(2, 16, fused_norms=True, gathers=True, ways=2)
+    normed, plain = (
+        sum(graph_sizes(narrowed(each, 2), 1, setting, Dtype.BFLOAT16).values())
+        for each in (replace(bare, qk_norm=True), bare)
+    )
+    assert normed - plain == setting.tokens * (4 + 2) * (2 * bare.head_dim + 4)  # an input, a float32 scale a head
 
 
 def test_no_master_copy_and_no_moments_where_there_are_none() -> None:

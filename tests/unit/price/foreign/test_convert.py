@@ -23,8 +23,8 @@ LAYOUTS = {
     Format.TORCHTITAN: ("model.preset=llama3.1-70b", "mesh.dp=32", "mesh.tp=8", "parallel.zero=3",
                         "parallel.zero_shard_within=8", "parallel.recompute=full", "parallel.compile=true"),
     Format.DEEPSPEED: ("mesh.dp=64", "parallel.zero=3", "parallel.offload=optimizer"),
-    Format.ACCELERATE: ("mesh.dp=16", "mesh.tp=4", "parallel.zero=3", "parallel.zero_shard_within=8",
-                        "parallel.recompute=full"),
+    Format.ACCELERATE: ("mesh.dp=16", "mesh.tp=4", "parallel.sequence=false", "parallel.zero=3",
+                        "parallel.zero_shard_within=8", "parallel.recompute=full"),
 }  # fmt: skip
 
 
@@ -99,7 +99,10 @@ def test_experts_folded_over_context_are_refused() -> None:
 
 
 def test_megatron_experts_take_their_place_beside_data() -> None:
-    words = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --swiglu --position-embedding-type rope"
+    words = (
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --swiglu "
+        "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear"
+    )
     text = (
         f"{words} --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 4 --vocab-size 96 --kv-channels 16"
     )

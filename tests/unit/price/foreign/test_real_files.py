@@ -243,15 +243,16 @@ def test_titans_ranks_that_do_not_divide_or_are_unsaid_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "schedule"),
-    [({}, "constant"), ({"type": "WarmupLR", "params": {"warmup_num_steps": 0}}, "constant"),
-     ({"type": "WarmupDecayLR", "params": {"total_num_steps": 9}}, "linear")],
+    ("scheduler", "schedule", "warmup"),
+    [({}, "constant", 0), ({"type": "WarmupLR", "params": {"warmup_num_steps": 0}}, "constant", 0),
+     ({"type": "WarmupDecayLR", "params": {"total_num_steps": 9}}, "linear", 1000)],
 )  # fmt: skip
-def test_deepspeeds_schedules_end_where_theirs_do(scheduler: dict[str, object], schedule: str) -> None:
+def test_deepspeeds_schedules_end_where_theirs_do(scheduler: dict[str, object], schedule: str, warmup: int) -> None:
+    """Unsaid, a scheduler of theirs warms up over 1000 steps."""
     text = json.dumps({"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 1e-5, "betas": "auto"}},
                        "scheduler": scheduler})  # fmt: skip
     run, done = read(text, Format.DEEPSPEED, 2)
-    assert (run.optimizer.schedule.value, run.optimizer.warmup_steps) == (schedule, 0)
+    assert (run.optimizer.schedule.value, run.optimizer.warmup_steps) == (schedule, warmup)
     assert (run.optimizer.min_learning_rate, run.optimizer.clip_norm) == (0.0, 0.0)
     assert any("optimizer.params.betas" in note for note in done.notes)
 

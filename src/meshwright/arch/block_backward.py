@@ -1,0 +1,262 @@
+"""The tape of a block's backward (`block_tape.py`): it gives back once each tensor that the forward kept.
+
+Weight gradients that are added to another dtype are products of their own first. A split backward keeps the factors of
+its products for weight work: what is `spent` in others stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.arch.activations import Setting
+from meshwright.arch.arch import Arch
+from meshwright.arch.block_tape import BlockTape
+from meshwright.config.choices import Dtype
+
+__all__ = ["BlockBackward", "Moments"]
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Bytes beyond graph and cotangent, at their most: before the flat gradient is written first, and after."""
+
+    before: int
+    after: int
+
+
+class BlockBackward(BlockTape):
+    """`widened`: weight gradients become another dtype. `split`: they are left to weight work."""
+
+    def __init__(
+        self, arch: Arch, unit: int, setting: Setting, compute: Dtype, *, widened: bool = False, split: bool = False
+    ) -> None:
+        super().__init__(arch, unit, setting, compute)
+        self._split = split
+        self._again = self._selective and not setting.gathers  # norms' outputs are made again for their products
+        self._of_product = compute.num_bytes if widened and not split else 0
+
+    @property
+    def never_given_back(self) -> tuple[str, ...]:
+        """Names of what was kept and is not used up."""
+        return tuple(self._kept)
+
+    def moments(self) -> Moments:
+        """The fullest moments of a backward."""
+        arrived = self._arrive("mlp_dropout")
+        before = self._feed_back(arrived) if self._experts is None else self._route_back(arrived)
+        self._attend_back(self._arrive("attention_dropout"))
+        return Moments(before, self._tape.peak)
+
+    def _arrive(self, dropout: str) -> int:
+        """The cotangent of a branch, and of all tokens; bytes of it beside the stream's own gradient."""
+        arrived = 0
+        if self._arch.dropout:
+            self._tape.come(self._part)
+            self._give_back(dropout)
+            self._tape.come(self._part)
+            self._tape.go(self._part)
+            arrived = self._part
+        if self._setting.gathers:
+            self._tape.come(self._whole)
+            arrived = self._whole
+        return arrived
+
+    def _used(self, arrived: int, *, is_factor: bool = True) -> None:
+        """A branch's cotangent was read: by its last product, of whose weights' gradient it is a factor, or not."""
+        if is_factor:
+            self._spend(arrived)
+        else:
+            self._tape.go(arrived)
+        if self._arch.dropout and self._setting.gathers:
+            self._tape.go(self._part)
+
+    def _feed_back(self, arrived: int) -> int:
+        """Of a feed-forward, its norm and the sum with the stream; the most before the flat gradient is written."""
+        tape, arch, wide = self._tape, self._arch, self._wide
+        factors, rings = 2 if arch.gated else 1, self._setting.rings
+        tape.come((factors if self._selective else 0) * wide, wide if rings else 0)
+        before = tape.begin_anew()
+        self._product(arch.hidden * self._ffn)
+        tape.come(0 if rings else wide)
+        if self._selective:
+            tape.come(factors * wide)
+            tape.go(wide)
+            if arch.gated:
+                tape.come(wide)
+                tape.go(2 * wide)
+            self._give_back("mlp.")
+            self._spend(wide)
+            self._used(arrived)
+        else:
+            self._used(arrived)
+            self._factors_back("mlp.", wide)
+        self._columns_back("mlp_norm.", factors * wide, factors * [arch.hidden * self._ffn])
+        self._norm_back("mlp_norm.", factors * wide)
+        tape.flash(self._part)
+        return before
+
+    def _factors_back(self, path: str, wide: int) -> None:
+        """From the gradient of the last product's input to those of the first ones' outputs."""
+        tape, gated = self._tape, self._arch.gated
+        self._spend_kept(path + ("product" if gated else "activation"))
+        tape.come((2 if gated else 1) * wide)
+        tape.go(wide)
+        if gated:
+            self._give_back(path + "activation")
+            if self._setting.ways == 1 or self._experts is not None:
+                self._give_back(path + "up")
+            tape.come(wide)
+            tape.go(wide)
+            self._give_back(path + "gate")
+        self._give_back(path + "up")
+
+    def _route_back(self, arrived: int) -> int:
+        tape, arch, experts = self._tape, self._arch, self._experts
+        assert experts is not None
+        factors, matrix, befores = 2 if arch.gated else 1, arch.hidden * self._ffn, []
+        if self._beside:
+            befores.append(tape.begin_anew())
+            self._product(matrix * experts.shared)
+            tape.come(self._beside)
+            self._factors_back("mlp.shared.", self._beside)
+            self._product(matrix * experts.shared)
+            tape.come(self._whole)
+            self._spend(factors * self._beside)
+        tape.come(self._rows)
+        self._used(arrived, is_factor=self._beside > 0)
+        tape.flash(2 * self._rows)
+        self._give_back("mlp.experts.output", "mlp.router.")
+        befores.append(tape.begin_anew() if not befores else 0)
+        self._product(matrix)
+        tape.come(self._wide)
+        self._spend(self._rows)
+        self._factors_back("mlp.experts.", self._wide)
+        self._product(matrix)
+        tape.come(self._rows)
+        self._spend(factors * self._wide)
+        self._spend_kept("mlp.experts.input")
+        tape.come(self._rows, self._whole)
+        tape.go(2 * self._rows)
+        if self._beside:
+            tape.flash(self._whole)
+            tape.go(self._whole)
+        self._router_back()
+        self._norm_back("mlp_norm.")
+        tape.flash(self._part)
+        return befores[0]
+
+    def _router_back(self) -> None:
+        """The gradient of what was routed, from the router too, to the ranks that hold its tokens."""
+        tape, raised = self._tape, self._raised_whole
+        tape.come(raised, self._chances)
+        self._spend(raised, self._chances)
+        tape.come(raised, self._whole)
+        tape.go(raised)
+        if self._beside or not raised:
+            self._spend_kept("mlp_norm.output")  # a factor of the shared experts' gradients, or of the router's
+        else:
+            self._give_back("mlp_norm.output")
+        tape.flash(self._whole)
+        tape.go(self._whole)
+        if self._setting.gathers:
+            tape.come(self._part, self._arriving)
+            tape.go(self._arriving, self._whole)
+        elif self._setting.ways > 1:
+            tape.flash(self._whole)
+
+    def _attend_back(self, arrived: int) -> None:
+        tape, arch, rings = self._tape, self._arch, self._setting.rings
+        turned = 0
+        if self._selective:
+            turned = self._turn()
+            tape.come(self._mask, self._query, self._scores)
+        of_query, of_key = (arch.hidden * heads * arch.head_dim for heads in (arch.heads, arch.kv_heads))
+        tape.come(self._query if rings else 0)
+        self._product(of_query)
+        tape.come(0 if rings else self._query)
+        if not self._selective:
+            self._used(arrived)
+        tape.come(self._query, 2 * self._key, self._tiles)
+        tape.go(self._tiles)
+        if self._selective:
+            tape.go(self._mask, self._scores, turned)
+        else:
+            tape.go(self._query)
+            self._give_back(*(f"attention.{name}" for name in ("mask", "key", "log_sum_exp", "unrotated", "value")))
+            self._give_back("attention.query")
+            self._spend_kept("attention.output")
+        self._turn_back()
+        if self._selective:
+            tape.go(self._query)
+            self._spend(self._query)
+            self._used(arrived)
+            self._give_back("attention.")
+        factors = self._query + 2 * self._key
+        self._columns_back("attention_norm.", factors, [of_query, of_key, of_key])
+        self._norm_back("attention_norm.", factors)
+        tape.flash(self._part)
+        if arrived:
+            tape.go(self._part)
+        else:
+            self._spend(self._part)  # the stream's gradient was the cotangent of the heads' product
+
+    def _turn_back(self) -> None:
+        tape, arch = self._tape, self._arch
+        if arch.rope is not None:
+            self._rotate()
+            tape.go(self._query, self._key)
+        if arch.qk_norm:
+            for name, raised, size in (
+                ("attention.key_norm.", self._raised_key, self._key),
+                ("attention.query_norm.", self._raised_query, self._query),
+            ):
+                tape.come(3 * raised, size)
+                tape.go(3 * raised, size)
+                self._give_back(name)
+
+    def _columns_back(self, norm: str, factors: int, products: list[int]) -> None:
+        """The products that read one norm's output: its gradient comes to be, and theirs, `factors`, are used up."""
+        tape, setting = self._tape, self._setting
+        if self._again:
+            tape.come(self._raised, self._part)
+            tape.go(self._raised)
+        if setting.rings:
+            tape.come(3 * self._part)
+        elif setting.ways > 1:
+            tape.come(self._whole, *([self._part, self._arriving] if setting.gathers else []))
+        for elements in products:
+            self._product(elements)
+        if setting.rings:
+            tape.go(2 * self._part)
+        elif setting.gathers:
+            tape.go(self._arriving, self._whole)
+        elif setting.ways == 1:
+            tape.come(self._whole)
+        if not self._again:
+            self._spend(factors)
+            self._spend_kept(norm + "output")
+
+    def _norm_back(self, norm: str, factors: int = 0) -> None:
+        """The gradient before a norm in place of that after it."""
+        self._tape.come(3 * self._raised, self._part)
+        self._tape.go(3 * self._raised, self._part)
+        self._give_back(norm)
+        if self._again:
+            self._spend(factors, self._part)
+
+    def _product(self, elements: int) -> None:
+        self._tape.flash(elements * self._of_product)
+
+    def _spend(self, *sizes: int) -> None:
+        if not self._split:
+            self._tape.go(*sizes)
+
+    def _spend_kept(self, name: str) -> None:
+        size = self._kept.pop(name, 0)
+        self._spend(size)
+
+    def _give_back(self, *names: str) -> None:
+        """All that is kept under these names, or, with a dot at their end, below them."""
+        for name in names:
+            for each in [kept for kept in self._kept if kept == name or (name[-1] == "." and kept.startswith(name))]:
+                self._tape.go(self._kept.pop(each))

@@ -1,0 +1,94 @@
+"""The tape of a block's forward (`block_tape.py`): what it leaves is what is kept for its backward, and its output."""
+
+from __future__ import annotations
+
+from meshwright.arch.block_tape import BlockTape
+
+__all__ = ["BlockForward"]
+
+
+class BlockForward(BlockTape):
+    """A forward that keeps what a backward needs."""
+
+    def passing(self) -> int:
+        """Bytes at the fullest moment, beyond what is kept and what leaves the block."""
+        kept = sum(size for name, size in self._kept.items() if name != "input")
+        self._enter("attention_norm.")
+        self._attend()
+        self._join("attention_dropout")
+        self._enter("mlp_norm.")
+        if self._experts is None:
+            self._feed()
+        else:
+            self._route()
+        self._join("mlp_dropout")
+        return max(self._tape.peak - kept - self._part, 0)
+
+    def _enter(self, norm: str) -> None:
+        """The stream, normed, to all columns."""
+        self._tape.come(self._sizes(norm + "scale", norm + "mean"), self._raised, self._part)
+        self._tape.go(self._raised)
+        if self._setting.gathers:
+            self._tape.come(self._whole)
+
+    def _attend(self) -> None:
+        tape, arch = self._tape, self._arch
+        tape.come(self._query, 2 * self._key)
+        if self._selective:
+            tape.go(self._part)
+        turned = self._turn()
+        tape.come(self._mask, self._query, self._scores)
+        if self._selective:
+            tape.go(self._mask, self._scores, turned)
+        self._leave_rows()
+        if self._selective:
+            tape.go(self._query)
+        elif turned and not arch.qk_norm and self._setting.ways == 1:
+            tape.go(turned)  # as large as what it was made from, which nobody keeps
+
+    def _leave_rows(self) -> None:
+        """A product whose sum over the tensor axis is part of the stream."""
+        if self._setting.rings:
+            self._tape.come(3 * self._part)
+            self._tape.go(2 * self._part)
+            return
+        self._tape.come(self._whole)
+        if self._setting.gathers:
+            self._tape.come(self._part, self._arriving)
+            self._tape.go(self._arriving, self._whole)
+
+    def _join(self, dropout: str) -> None:
+        """A branch falls in part, and is added to the stream."""
+        tape = self._tape
+        if self._setting.gathers and not self._selective:
+            tape.go(self._part)  # what was gathered
+        if self._arch.dropout:
+            tape.flash(8 * self._elements)  # random numbers: two of 32 bits in each of 64, twice (`model/dropout.py`)
+            tape.come(self._sizes(dropout), 2 * self._part)
+            tape.go(2 * self._part)
+        tape.flash(self._part)
+
+    def _feed(self) -> None:
+        tape, factors = self._tape, 2 if self._arch.gated else 1
+        tape.come(factors * self._wide)
+        if self._selective:
+            tape.go(self._part)
+        tape.come(factors * self._wide)
+        if self._selective:
+            tape.go((factors - 1) * self._wide)
+        self._leave_rows()
+        if self._selective:
+            tape.go(self._wide)
+
+    def _route(self) -> None:
+        tape, factors = self._tape, 4 if self._arch.gated else 2
+        tape.flash(self._raised_whole)
+        tape.come(self._sizes("mlp.router."), self._rows, factors * self._wide, 3 * self._rows, self._whole)
+        tape.go(self._rows)
+        if self._beside:
+            tape.come(factors * self._beside, 2 * self._whole)
+            tape.go(2 * self._whole)
+        if self._setting.ways > 1:
+            tape.come(self._part, self._arriving)
+            tape.go(self._arriving, self._whole)
+        tape.go(self._rows)
