@@ -15,6 +15,8 @@ from meshwright.config.choices import Dtype
 
 __all__ = ["BlockBackward", "Moments"]
 
+_READ = ("query", "key", "value", "unrotated", "mask", "log_sum_exp")  # of what the core of attention keeps
+
 
 @dataclass(frozen=True, slots=True)
 class Moments:
@@ -74,16 +76,20 @@ class BlockBackward(BlockTape):
         """Of a feed-forward, its norm and the sum with the stream; the most before the flat gradient is written."""
         tape, arch, wide = self._tape, self._arch, self._wide
         factors, rings = 2 if arch.gated else 1, self._setting.rings
-        tape.come((factors if self._selective else 0) * wide, wide if rings else 0)
+        if self._selective:
+            tape.come(factors * wide)  # the activation and the product with it, again
+        if rings:
+            tape.come(wide)  # the gradient of the last product's input, made as its cotangent arrives
         before = tape.begin_anew()
         self._product(arch.hidden * self._ffn)
-        tape.come(0 if rings else wide)
+        if not rings:
+            tape.come(wide)
         if self._selective:
             tape.come(factors * wide)
             tape.go(wide)
             if arch.gated:
                 tape.come(wide)
-                tape.go(2 * wide)
+                tape.go(2 * wide)  # the activation, and its gradient
             self._give_back("mlp.")
             self._spend(wide)
             self._used(arrived)
@@ -104,29 +110,22 @@ class BlockBackward(BlockTape):
         if gated:
             self._give_back(path + "activation")
             if self._setting.ways == 1 or self._experts is not None:
-                self._give_back(path + "up")
+                self._give_back(path + "up")  # on a tensor axis a view of one product with the gate, which goes last
             tape.come(wide)
             tape.go(wide)
             self._give_back(path + "gate")
         self._give_back(path + "up")
 
     def _route_back(self, arrived: int) -> int:
-        tape, arch, experts = self._tape, self._arch, self._experts
-        assert experts is not None
-        factors, matrix, befores = 2 if arch.gated else 1, arch.hidden * self._ffn, []
-        if self._beside:
-            befores.append(tape.begin_anew())
-            self._product(matrix * experts.shared)
-            tape.come(self._beside)
-            self._factors_back("mlp.shared.", self._beside)
-            self._product(matrix * experts.shared)
-            tape.come(self._whole)
-            self._spend(factors * self._beside)
+        """The same of experts, the shared ones first."""
+        tape, factors, matrix = self._tape, 2 if self._arch.gated else 1, self._arch.hidden * self._ffn
+        before = self._shared_back(matrix, factors)
         tape.come(self._rows)
         self._used(arrived, is_factor=self._beside > 0)
-        tape.flash(2 * self._rows)
+        tape.flash(2 * self._rows)  # weighed and not
         self._give_back("mlp.experts.output", "mlp.router.")
-        befores.append(tape.begin_anew() if not befores else 0)
+        if not self._beside:
+            before = tape.begin_anew()
         self._product(matrix)
         tape.come(self._wide)
         self._spend(self._rows)
@@ -143,7 +142,21 @@ class BlockBackward(BlockTape):
         self._router_back()
         self._norm_back("mlp_norm.")
         tape.flash(self._part)
-        return befores[0]
+        return before
+
+    def _shared_back(self, matrix: int, factors: int) -> int:
+        """Of shared experts, if there are any; the most before the flat gradient is written."""
+        experts, tape = self._experts, self._tape
+        if experts is None or not self._beside:
+            return 0
+        before = tape.begin_anew()
+        self._product(matrix * experts.shared)
+        tape.come(self._beside)
+        self._factors_back("mlp.shared.", self._beside)
+        self._product(matrix * experts.shared)
+        tape.come(self._whole)
+        self._spend(factors * self._beside)
+        return before
 
     def _router_back(self) -> None:
         """The gradient of what was routed, from the router too, to the ranks that hold its tokens."""
@@ -165,15 +178,18 @@ class BlockBackward(BlockTape):
             tape.flash(self._whole)
 
     def _attend_back(self, arrived: int) -> None:
+        """Of attention, its norm and the sum with the stream."""
         tape, arch, rings = self._tape, self._arch, self._setting.rings
         turned = 0
-        if self._selective:
+        if self._selective:  # the core again: what it reads, and what it leaves
             turned = self._turn()
             tape.come(self._mask, self._query, self._scores)
         of_query, of_key = (arch.hidden * heads * arch.head_dim for heads in (arch.heads, arch.kv_heads))
-        tape.come(self._query if rings else 0)
+        if rings:
+            tape.come(self._query)  # the gradient of the heads' outputs
         self._product(of_query)
-        tape.come(0 if rings else self._query)
+        if not rings:
+            tape.come(self._query)
         if not self._selective:
             self._used(arrived)
         tape.come(self._query, 2 * self._key, self._tiles)
@@ -182,8 +198,7 @@ class BlockBackward(BlockTape):
             tape.go(self._mask, self._scores, turned)
         else:
             tape.go(self._query)
-            self._give_back(*(f"attention.{name}" for name in ("mask", "key", "log_sum_exp", "unrotated", "value")))
-            self._give_back("attention.query")
+            self._give_back(*(f"attention.{name}" for name in _READ))
             self._spend_kept("attention.output")
         self._turn_back()
         if self._selective:
@@ -252,8 +267,7 @@ class BlockBackward(BlockTape):
             self._tape.go(*sizes)
 
     def _spend_kept(self, name: str) -> None:
-        size = self._kept.pop(name, 0)
-        self._spend(size)
+        self._spend(self._kept.pop(name, 0))
 
     def _give_back(self, *names: str) -> None:
         """All that is kept under these names, or, with a dot at their end, below them."""

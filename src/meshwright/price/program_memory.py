@@ -8,8 +8,8 @@
     graphs    1   2   2   1   2   1   1
     factors   0   0   0   1   1   2   1              crests: (2, 1), (1, 2)
 
-Sizes are those of the fold (`plan/folds/memory.py`); exact but for what passes while a unit runs, and without masks of
-documents, routed experts or context exchanges.
+Sizes are those of the fold (`plan/folds/memory.py`); exact but for when a unit passes through its fullest moment, and
+without masks of documents, routed experts or context exchanges.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import numpy.typing as npt
 
 from meshwright.arch.activations import Setting
 from meshwright.arch.arch import Arch
-from meshwright.arch.passing import Gradients, backward_passing, split_passing, stash_bytes
+from meshwright.arch.passing import Gradients, backward_passing, forward_passing, split_passing, stash_bytes
 from meshwright.config.choices import Dtype, Recompute, Schedule
 from meshwright.plan.category import Category
-from meshwright.plan.folds.memory import graph_sizes, narrowed
+from meshwright.plan.folds.memory import graph_sizes, narrowed, rows_bytes
 from meshwright.plan.schedules import SCHEDULES as FUNCTIONS
 from meshwright.plan.schedules import Work
 from meshwright.price.layouts import RECOMPUTES, SCHEDULES, Array, Layouts
@@ -40,8 +40,8 @@ _MOST_CRESTS = 16
 
 
 class _UnitBytes(NamedTuple):
-    """Bytes of one micro-batch: graphs and factors of a block, the embedding and the head; what passes in a backward of
-    a block and of the head; logits among the head's graph; what enters a block."""
+    """Bytes of one micro-batch: graphs and factors of a block, the embedding and the head; what passes in a block and
+    in the head; logits among the head's graph; what enters a block; tables and masks."""
 
     block: int
     embedding: int
@@ -53,6 +53,7 @@ class _UnitBytes(NamedTuple):
     head_passing: int
     logits: int
     entering: int
+    rows: int
 
 
 Held = tuple[Array, Array]
@@ -88,9 +89,11 @@ def _on_stage(layouts: Layouts, units: _UnitBytes, stage: int) -> Held:
     sizes = (
         each * np.where(full, units.entering, units.block), has_embedding * units.embedding, has_head * units.head,
         each * units.block_factors, has_embedding * units.embedding_factors, has_head * units.head_factors,
+        units.rows * np.ones_like(blocks),
     )  # fmt: skip
     total = np.zeros(counts.shape[1:])
-    for count, size in zip(counts, sizes, strict=True):
+    alive = np.maximum(counts[1] + counts[4], counts[2] + counts[5])  # micro-batches of which something is kept
+    for count, size in zip((*counts, alive), sizes, strict=True):
         total += count * size[:, None]
     passing = np.maximum(units.block_passing + full * units.block, has_head * units.head_passing)
     logits = has_head * units.logits
@@ -159,10 +162,11 @@ def _unit_bytes(
         return sum(graph_sizes(own, unit, setting, compute).values())
 
     def passing(unit: int) -> int:
+        forward = forward_passing(own, unit, setting, compute, in_place=True)
         if split:
-            return split_passing(own, unit, setting, compute)
+            return max(forward, split_passing(own, unit, setting, compute))
         moments = backward_passing(own, unit, setting, compute, gradients)
-        return max(moments.before, moments.after)
+        return max(forward, moments.before, moments.after)
 
     outer, head = (1, arch.layers), arch.head_unit
     block_factors, embedding_factors, head_factors = (
@@ -178,6 +182,7 @@ def _unit_bytes(
         block_passing=max(passing(unit) for unit in outer),
         head_passing=passing(head),
         logits=graph_sizes(own, head, setting, compute)[Category.LOGITS],
+        rows=rows_bytes(arch, setting, compute),
         entering=micro * sequence * arch.hidden * compute.num_bytes // (tp if gathers else 1),
     )
 

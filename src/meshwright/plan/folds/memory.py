@@ -275,7 +275,7 @@ class _Sizes:
         self._graphs = {unit: graph_sizes(self._arch, unit, self._setting, plan.precision.compute) for unit in units}
         self._forwards: dict[tuple[int, bool], int] = {}
         self._backwards: dict[tuple[int, bool], Moments] = {}
-        self.rows = {Category.BUFFERS: self._rows(masked)}
+        self.rows = {Category.BUFFERS: rows_bytes(plan.arch, self._setting, plan.precision.compute)}
 
     def of(self, buffer: Buffer) -> Sizes:
         match buffer.what:
@@ -333,14 +333,14 @@ class _Sizes:
         own = sum(segment.numel for segment in segments) * self._compute
         return Gradients(self._in_place, self._reduce, own)
 
-    def _rows(self, masked: bool) -> int:
-        """Keys of dropout, rotary tables and masks of one micro-batch."""
-        arch, setting = self._plan.arch, self._setting
-        ways = setting.sequences if masked else 1
-        tables = ways * setting.sequence * arch.head_dim * max(4, self._compute) if arch.rope is not None else 0
-        windows = {arch.window(layer) for layer in range(arch.layers)}
-        masks = sum(1 for window in windows if masked or 0 < window < setting.sequence) * ways * setting.sequence**2
-        return 8 * setting.tokens + tables + masks
+
+def rows_bytes(arch: Arch, setting: Setting, compute: Dtype) -> int:
+    """Keys of dropout, rotary tables and masks of one micro-batch: there from its first unit on to its last."""
+    alike = setting.sequences if setting.masked else 1
+    tables = alike * setting.sequence * arch.head_dim * max(4, compute.num_bytes) if arch.rope is not None else 0
+    windows = {arch.window(layer) for layer in range(arch.layers)}
+    masks = sum(setting.masked or 0 < window < setting.sequence for window in windows) * alike * setting.sequence**2
+    return 8 * setting.tokens + tables + masks
 
 
 def graph_sizes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> Sizes:
