@@ -14,10 +14,10 @@ from meshwright.config.choices import Recompute
 from meshwright.config.errors import RequestError
 from meshwright.config.load import change_run, load_run
 from meshwright.config.schema import RunConfig
-from meshwright.price.advice import short
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster
 from meshwright.price.price import Price
+from meshwright.price.ranking import short
 from meshwright.price.request import planned
 from meshwright.price.search import search
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.arch.arithmetic import flops_per_token, parameters
 from meshwright.arch.parameters import tensors
+from meshwright.config.counted import counted
 from meshwright.layout.axes import Axis
 from meshwright.layout.groups import groups
 from meshwright.observe.figures import bytes_text, table_lines
@@ -58,7 +59,9 @@ def program_lines(plan: Plan, rank: int) -> Iterator[str]:
 def schedule_lines(plan: Plan, width: int) -> Iterator[str]:
     """The pipeline drawn, computing at equal speed on every stage and sending in no time."""
     timeline = planned_timeline(plan, flop_durations(plan))
-    title = f"{plan.pipeline.schedule}, {plan.accumulation} micro-batches, bubble {timeline.bubble:.1%} by FLOPs"
+    title = (
+        f"{plan.pipeline.schedule}, {counted(plan.accumulation, 'micro-batch')}, bubble {timeline.bubble:.1%} by FLOPs"
+    )
     yield from _section(title, draw_text(timeline, width - 2))
 
 
@@ -107,8 +110,9 @@ def _section(title: str, lines: Iterator[str] | list[str]) -> Iterator[str]:
 
 def _model(plan: Plan) -> Iterator[str]:
     arch, length = plan.arch, plan.data.sequence_length
-    yield f"{arch.family}, {arch.layers} layers of {arch.hidden}, feed-forward {arch.ffn}, vocabulary {arch.vocab}"
-    yield f"{arch.heads} query heads on {arch.kv_heads} key/value heads of {arch.head_dim}"
+    layers = counted(arch.layers, "layer")
+    yield f"{arch.family}, {layers} of {arch.hidden}, feed-forward {arch.ffn}, vocabulary {arch.vocab}"
+    yield f"{counted(arch.heads, 'query head')} on {counted(arch.kv_heads, 'key/value head')} of {arch.head_dim}"
     yield f"{parameters(arch):,} parameters, {flops_per_token(arch, length):,.0f} FLOPs a token (6N + causal attention)"
     precision = plan.precision
     yield f"computes in {precision.compute}, sums gradients in {precision.reduce}, updates in {precision.master}"
@@ -123,16 +127,17 @@ def _data(plan: Plan) -> Iterator[str]:
 
 def _batch(plan: Plan) -> Iterator[str]:
     ways, batch = plan.degrees.dp * plan.degrees.ep, plan.batch
-    yield f"{batch.sequences} sequences = {batch.sequences * plan.data.sequence_length:,} tokens an optimizer step"
+    tokens = f"{batch.sequences * plan.data.sequence_length:,} tokens"
+    yield f"{counted(batch.sequences, 'sequence')} = {tokens} an optimizer step"
     yield (
-        f"{batch.sequences} = {batch.micro} sequences a micro-batch x {plan.accumulation} micro-batches x "
-        f"{ways} batch rank{'s' if ways > 1 else ''}"
+        f"{batch.sequences} = {counted(batch.micro, 'sequence')} a micro-batch x "
+        f"{counted(plan.accumulation, 'micro-batch')} x {counted(ways, 'batch rank')}"
     )
 
 
 def _mesh(plan: Plan) -> Iterator[str]:
     degrees = plan.degrees
-    yield f"{degrees.ranks} ranks, outermost first: " + ", ".join(
+    yield f"{counted(degrees.ranks, 'rank')}, outermost first: " + ", ".join(
         f"{axis} {degrees.on(axis)}" for axis in degrees.order
     )
     yield f"ZeRO stage {plan.sharding.stage}"
@@ -149,7 +154,7 @@ def _mesh(plan: Plan) -> Iterator[str]:
 def _buckets(plan: Plan, rank: int) -> list[str]:
     rows = []
     for bucket in program(plan, rank).buckets:
-        names = f"{len(bucket.segments)} tensor{'s' if len(bucket.segments) > 1 else ''}"
+        names = counted(len(bucket.segments), "tensor")
         size = bytes_text(bucket.numel * plan.precision.reduce.num_bytes)
         rows.append([str(bucket.index), units_in_words(plan.arch, bucket.units), names, f"{bucket.numel:,}", size])
     return table_lines(["bucket", "units", "holds", "elements", "gradient"], rows, left=2)

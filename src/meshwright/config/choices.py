@@ -106,6 +106,11 @@ class Schedule(StrEnum):
     ZB_H1 = "zb-h1"
     ZB_V = "zb-v"
 
+    @property
+    def is_split(self) -> bool:
+        """Whether the products for weight gradients are put off to where a stage would wait."""
+        return self in (Schedule.ZB_H1, Schedule.ZB_V)
+
 
 class Balanced(StrEnum):
     """Pipeline stages cut so that the largest is smallest, instead of a list of layer counts."""

@@ -17,6 +17,7 @@ from meshwright.config.choices import (
     Schedule,
     Statistic,
 )
+from meshwright.config.chunks import check_chunks
 from meshwright.config.errors import RequestError
 from meshwright.config.values import NonNegative, Number, Positive, Section, Switch, Text
 
@@ -49,9 +50,6 @@ class MeshConfig(Section):
             default = ", ".join(f'"{axis}"' for axis in AxisName)
             raise RequestError(f"mesh.order = [{given}]", "must name each of the five axes once", (f"[{default}]",))
         return order
-
-
-_CHUNKS_RULE = "interleaved takes chunks of at least 2, zb-v exactly 2, every other schedule 1"
 
 
 class ParallelConfig(Section):
@@ -90,15 +88,7 @@ class ParallelConfig(Section):
 
     @model_validator(mode="after")
     def _check_chunks(self) -> Self:
-        fits = {Schedule.INTERLEAVED: self.chunks >= 2, Schedule.ZB_V: self.chunks == 2}
-        if not fits.get(self.schedule, self.chunks == 1):
-            chunks = 2 if self.schedule in fits else 1
-            other = {1: Schedule.ONE_F_ONE_B}.get(self.chunks, Schedule.INTERLEAVED)
-            raise RequestError(
-                f'parallel.chunks = {self.chunks} with parallel.schedule = "{self.schedule}"',
-                _CHUNKS_RULE,
-                (f"parallel.chunks = {chunks}", f'parallel.schedule = "{other}"'),
-            )
+        check_chunks(self.schedule, self.chunks)
         return self
 
     @model_validator(mode="after")

@@ -28,6 +28,8 @@ from meshwright.config.choices import (
     TokenDtype,
     Weights,
 )
+from meshwright.config.counted import counted
+from meshwright.config.errors import RequestError
 from meshwright.layout.axes import Degrees
 from meshwright.plan.hash import digest
 
@@ -133,6 +135,19 @@ class Optimizer:
     clip_norm: float = 1.0
     steps: int = 250
 
+    @property
+    def num_moments(self) -> int:
+        """Tensors that it keeps an element. Raises RequestError where that is not decided."""
+        match self.kind:
+            case OptimizerKind.ADAMW:
+                return 2
+            case OptimizerKind.SGD:
+                return 0
+            case OptimizerKind.MUON:
+                works = ('optimizer.kind = "adamw"', 'optimizer.kind = "sgd"')
+                rule = "has no price: its cut by whole matrices is not built yet"
+                raise RequestError('optimizer.kind = "muon"', rule, works)
+
 
 @dataclass(frozen=True, slots=True)
 class Moe:
@@ -188,15 +203,15 @@ class Plan:
 
     def __str__(self) -> str:
         """What was decided, a line a subject; `meshwright explain` tells what follows from it."""
-        replicas = self.degrees.dp * self.degrees.ep
+        replicas = counted(self.degrees.dp * self.degrees.ep, "replica")
         ways = [f"{axis} {self.degrees.on(axis)}" for axis in self.degrees.order if self.degrees.on(axis) > 1]
-        batch = f"{self.batch.sequences} sequences of {self.data.sequence_length} tokens a step: "
-        batch += f"{self.accumulation} micro-batches of {self.batch.micro} on each of {replicas} replicas"
+        batch = f"{counted(self.batch.sequences, 'sequence')} of {self.data.sequence_length} tokens a step: "
+        batch += f"{counted(self.accumulation, 'micro-batch')} of {self.batch.micro} on each of {replicas}"
         lines = {
             "plan": f"{self.name}, math {self.math}, layout {self.layout}",
             "model": f"{self.arch.family}, {self.arch.layers} layers of {self.arch.hidden}, {self.arch.vocab} tokens",
             "batch": batch,
-            "mesh": f"{self.degrees.ranks} ranks: {' x '.join(ways) or 'one process'}",
+            "mesh": f"{counted(self.degrees.ranks, 'rank')}: {' x '.join(ways) or 'one process'}",
             **{part: _fields(getattr(self, part)) for part in ("sharding", "pipeline", "execution", "precision")},
         }
         return "\n".join(f"{name:<10}{text}" for name, text in lines.items())

@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.arch.checks import check_arch
-from meshwright.config.choices import Offload, Schedule, Weights
+from meshwright.config.choices import Offload, Weights
+from meshwright.config.chunks import check_chunks
 from meshwright.config.divisors import nearest_divisors
 from meshwright.config.errors import RequestError
 from meshwright.plan.canonical import canonical, num_replicas
 from meshwright.plan.plan import Plan
 from meshwright.plan.strategies import context, expert, tensor
 
-__all__ = ["SPLIT_SCHEDULES", "canonical", "check_plan"]
+__all__ = ["canonical", "check_plan"]
 
 # Micro-batches times blocks of a step: its program is a list that holds each of them on every rank.
 _MOST_VISITS = 1 << 22
-
-SPLIT_SCHEDULES = (Schedule.ZB_H1, Schedule.ZB_V)
 
 
 def check_plan(plan: Plan) -> None:
@@ -121,21 +120,16 @@ def _stages(plan: Plan) -> Iterator[RequestError]:
 
 
 def _chunks(plan: Plan) -> Iterator[RequestError]:
-    schedule, chunks = plan.pipeline.schedule, plan.pipeline.chunks
-    right = {Schedule.INTERLEAVED: chunks >= 2, Schedule.ZB_V: chunks == 2}.get(schedule, chunks == 1)
-    if not right:
-        works = "2" if schedule in (Schedule.INTERLEAVED, Schedule.ZB_V) else "1"
-        yield RequestError(
-            f'parallel.chunks = {chunks} with parallel.schedule = "{schedule}"',
-            "interleaved takes chunks of at least 2, zb-v exactly 2, every other schedule 1",
-            (f"parallel.chunks = {works}",),
-        )
+    try:
+        check_chunks(plan.pipeline.schedule, plan.pipeline.chunks)
+    except RequestError as problem:
+        yield problem
 
 
 def _split(plan: Plan) -> Iterator[RequestError]:
     """A compiled unit computes all its gradients at once: a split backward would leave nothing for later."""
     schedule = plan.pipeline.schedule
-    if plan.execution.compile and plan.degrees.pp > 1 and schedule in SPLIT_SCHEDULES:
+    if plan.execution.compile and plan.degrees.pp > 1 and schedule.is_split:
         yield RequestError(
             f'parallel.schedule = "{schedule}" with parallel.compile = true',
             "a compiled unit computes all its gradients at once, so there are no weight products to put off",

@@ -1,9 +1,8 @@
-"""A ranking in words: why the winner wins, what habit would have chosen and what that costs, where each axis lies.
+"""A ranking in words: why the winner wins, what habit would have chosen and what that costs.
 
 winner     what it spends its time on, and what one change at a time would cost
 tree       the usual decision tree: one device, one node, several, many
 growth     the usual order of growth: recompute and sharded data, then tensor, pipeline, context, until it fits
-topology   axis -> link, what runs per layer and per step, what meets on one link
 """
 
 from __future__ import annotations
@@ -15,92 +14,21 @@ from math import log2
 from typing import Any
 
 from meshwright.config.built import built_layout
-from meshwright.config.choices import Context, Offload, Recompute, Schedule
+from meshwright.config.choices import Offload, Recompute, Schedule
 from meshwright.config.errors import RequestError
-from meshwright.layout.axes import DEFAULT_ORDER, Axis
-from meshwright.plan.plan import Plan
+from meshwright.layout.axes import DEFAULT_ORDER
 from meshwright.plan.strategies.tensor import legal_degrees
 from meshwright.price import legal
-from meshwright.price.legal import AXES, Mesh
+from meshwright.price.legal import Mesh
 from meshwright.price.price import Price
+from meshwright.price.ranking import Ranking, Row, mesh_of, short, with_keys
 from meshwright.price.request import planned
-from meshwright.price.search import Ranking, Row, search, with_keys
-from meshwright.price.text import bytes_text, seconds_text
+from meshwright.price.search import search
+from meshwright.price.text import PART_NAMES, bytes_text, seconds_text
+from meshwright.price.topology import collisions
 
 _HABIT_BUDGET = 100_000
 _MANY = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """Where one axis lies: `near` neighbours share a node."""
-
-    axis: Axis
-    degree: int
-    near: int
-    link: str
-    layer: str
-    step: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {"axis": self.axis.value, "degree": self.degree, "neighbours_in_node": self.near, "link": self.link,
-                "per_layer": self.layer, "per_step": self.step}  # fmt: skip
-
-
-def topology(price: Price) -> list[Lane]:
-    """Of each axis that cuts something, outermost first."""
-    degrees, devices = price.plan.degrees, price.cluster.node.devices
-    lanes = []
-    for axis in degrees.order:
-        if (degree := degrees.on(axis)) > 1:
-            near = min(max(devices // degrees.stride(axis), 1), degree)
-            if axis is Axis.PP and degrees.stride(axis) >= devices:
-                near = 1
-            link = "node" if near == degree else "network" if near == 1 else "node and network"
-            lanes.append(Lane(axis, degree, near, link, *_runs(price.plan, axis)))
-    return lanes
-
-
-def collisions(price: Price) -> list[str]:
-    """Axes that send at the same moment over the same link."""
-    lanes = topology(price)
-    busy = [lane for lane in lanes if lane.link != "node"]
-    names = [lane.axis.value for lane in busy]
-    told = []
-    if {"dp", "pp"} <= set(names):
-        told.append("dp and pp meet on the network: gradient sums run while the last micro-batches still pass stages")
-    inner = [name for name in ("tp", "cp", "ep") if name in names]
-    if inner and price.plan.sharding.stage == 3 and ("dp" in names or "ep" in names or "cp" in names):
-        told.append(f"{' and '.join(inner)} and the gathers of ZeRO-3 meet on the network in every block")
-    if len(inner) > 1:
-        told.append(f"{' and '.join(inner)} take turns on the network inside every block")
-    return told or ["no two axes send over the same link at once"]
-
-
-def _runs(plan: Plan, axis: Axis) -> tuple[str, str]:
-    """What an axis does per layer and micro-batch, and per step."""
-    m, zero = plan.accumulation, plan.sharding.stage
-    repeated = "once" if m == 1 else f"for each of {m} micro-batches"
-    match axis:
-        case Axis.TP if plan.execution.asynchronous_tensor:
-            told = "2 gathers and 2 scatters forward, the same backward and a gather more, in chunks under the products"
-            return told, repeated
-        case Axis.TP if plan.execution.sequence:
-            return "2 gathers and 2 scatters forward, the same backward and a gather more", repeated
-        case Axis.TP:
-            return "2 all-reduces forward, 2 backward", repeated
-        case Axis.PP:
-            laps = f" and {plan.pipeline.chunks} chunks" if plan.pipeline.chunks > 1 else ""
-            return "nothing", f"a message forward and one backward a border, {repeated}{laps}"
-        case Axis.CP:
-            kind = {Context.RING: "keys and values round a ring", Context.ALLGATHER: "keys and values gathered",
-                    Context.ULYSSES: "4 all-to-alls a pass"}[plan.context.kind]  # fmt: skip
-            return kind, "its part of gradient sums"
-        case Axis.EP:
-            return "2 all-to-alls a pass", "its part of gradient sums of what is no expert"
-    if zero == 3:
-        return "parameters gathered, gradients scattered", "the same, every micro-batch"
-    return "nothing", {0: "one all-reduce of gradients"}.get(zero, "gradients scattered, parameters gathered")
 
 
 @dataclass(frozen=True)
@@ -121,7 +49,7 @@ class Advice:
         price, row = self.price, self.ranking.best
         memory, room = price.memory["reserved"], price.cluster.device.memory_bytes
         top = sorted(price.parts.items(), key=lambda part: -part[1])[:3]
-        spent = ", ".join(f"{_PARTS.get(name, name)} {seconds / price.step_seconds:.0%}" for name, seconds in top)
+        spent = ", ".join(f"{PART_NAMES[name]} {seconds / price.step_seconds:.0%}" for name, seconds in top)
         yield (
             f"{short(row.keys)}: {seconds_text(price.step_seconds)} a step (within {price.spread:.0%}), "
             f"{bytes_text(memory)} of {bytes_text(room)}; {spent}"
@@ -198,9 +126,9 @@ class Advice:
 
     @cached_property
     def _fits_alone(self) -> bool:
-        run = with_keys(self.ranking.run, {"batch.micro": 1})
+        fixed = {"batch.micro": 1, "parallel.offload": "none"}
         try:
-            search(run, 1, self.ranking.cluster, top=1, fixed={"batch.micro": 1}, budget=_HABIT_BUDGET, suggest=False)
+            search(self.ranking.run, 1, self.ranking.cluster, top=1, fixed=fixed, budget=_HABIT_BUDGET, suggest=False)
         except RequestError:
             return False
         return True
@@ -247,42 +175,8 @@ class Advice:
         return f"{self._versus(price.step_seconds)}, {bytes_text(price.memory['reserved'])}"
 
     def _versus(self, seconds: float) -> str:
-        return f"{seconds_text(seconds)} ({seconds / self.price.step_seconds - 1:+.1%})"
-
-
-_PARTS = {"dp": "replicas", "tp": "tensor", "pp": "messages", "cp": "context", "ep": "experts", "other": "host"}
-
-
-def mesh_of(keys: Mapping[str, Any]) -> Mesh:
-    """The degrees among a run's keys."""
-    dp, tp, pp, cp, ep = (int(keys[f"mesh.{name}"]) for name in AXES)
-    return dp, tp, pp, cp, ep
-
-
-def short(keys: Mapping[str, Any]) -> str:
-    """A layout in a few words."""
-    degrees = " x ".join(f"{name} {keys[f'mesh.{name}']}" for name in AXES if keys[f"mesh.{name}"] > 1) or "one rank"
-    words = [degrees]
-    if keys["parallel.zero"]:
-        words.append(f"ZeRO-{keys['parallel.zero']}")
-        if keys["parallel.zero_shard_within"]:
-            words[-1] += f" within {keys['parallel.zero_shard_within']}"
-        if not keys["parallel.reshard_after_forward"]:
-            words[-1] += " kept gathered"
-    if keys["mesh.pp"] > 1:
-        chunks = f" x {keys['parallel.chunks']}" if keys["parallel.chunks"] > 1 else ""
-        words.append(f"{keys['parallel.schedule']}{chunks}")
-    if keys["mesh.cp"] > 1:
-        words.append(str(keys["parallel.context"]))
-    if keys["parallel.recompute"] != "none":
-        words.append(f"{keys['parallel.recompute']} recompute")
-    if keys["parallel.offload"] != "none":
-        words.append(f"{keys['parallel.offload']} elsewhere")
-    words.append(f"micro-batch {keys['batch.micro']}")
-    active = [axis for axis in keys["mesh.order"] if keys[f"mesh.{axis}"] > 1]
-    if active != [axis.value for axis in DEFAULT_ORDER if axis.value in active]:
-        words.append(f"order {' '.join(active)}")
-    return ", ".join(words)
+        more = round(seconds / self.price.step_seconds - 1, 3) + 0.0  # no minus before a zero
+        return f"{seconds_text(seconds)} ({more:+.1%})"
 
 
 def _others(keys: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

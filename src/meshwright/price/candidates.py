@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.config.choices import Schedule
+from meshwright.config.choices import Offload, Schedule
 from meshwright.layout.axes import Axis
 from meshwright.price import legal
-from meshwright.price.cluster import Following
 from meshwright.price.compute import Units, units
 from meshwright.price.layouts import CONTEXTS, OFFLOADS, RECOMPUTES, SCHEDULES, Array, Layouts
 from meshwright.price.legal import AXES, Mesh, Refusal, Space
@@ -39,46 +38,53 @@ class Group:
 
 def groups_of(space: Space) -> tuple[list[Group], list[Refusal], int]:
     """Groups of legal layouts, refusals of meshes and options, and how many layouts were looked at."""
-    bad: list[tuple[Mesh, str]] = []
-    good: list[Mesh] = []
-    for mesh in legal.meshes(space):
-        rule = legal.mesh_rules(space, mesh)
-        if rule is None:
-            good.append(mesh)
-        else:
-            bad.append((mesh, rule))
-    refused: list[Refusal] = []
-    nothing: list[Refusal] = []
+    rules = {mesh: legal.mesh_rules(space, mesh) for mesh in legal.meshes(space)}
+    around: _Around = {}
+    open_ones = [_options(space, mesh, around) for mesh, rule in rules.items() if rule is None]
+    legal_meshes = np.array([each.mesh for each in open_ones if each.count], dtype=np.float64).reshape(-1, len(AXES))
+    # A mesh that breaks a rule of arithmetic counts for as many layouts as any has.
+    most = max((each.most for each in open_ones), default=1)
+    refused = [refusal for each in open_ones if each.count for refusal in each.refused]
+    for refusal in (refusal for each in open_ones if not each.count for refusal in each.refused):
+        refused.append(replace(refusal, nearest=legal.nearest(refusal.mesh, legal_meshes)))
+    for mesh, rule in rules.items():
+        if rule is not None:
+            refused.append(Refusal(mesh, rule, most, legal.nearest(mesh, legal_meshes)))
+    drafts = [draft for each in open_ones for draft in each.drafts]
+    enumerated = sum(each.count for each in open_ones) + sum(each.count for each in refused)
+    return list(priced_units(space, drafts)), refused, enumerated
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What one mesh has: `count` layouts over all orders, at most `most` in one, and refused ones by rule."""
+
+    mesh: Mesh
+    drafts: list[_Draft]
+    count: int
+    most: int
+    refused: list[Refusal]
+
+
+def _options(space: Space, mesh: Mesh, around: _Around) -> _Options:
+    """`around` keeps the options around units of meshes that share them."""
+    inside, rules = legal.within(space, mesh)
     drafts: list[_Draft] = []
-    near: list[Mesh] = []
-    enumerated, each = 0, 1
-    shared: dict[tuple[int, int, int], tuple[dict[str, Array], list[tuple[int, ...]]]] = {}
-    for mesh in good:
-        inside, rules = legal.within(space, mesh)
-        found: dict[str, Refusal] = {}
-        some = 0
-        for order, replicas in legal.legal_orders(space, mesh):
-            what = mesh[2], mesh[0] * mesh[3] * mesh[4], replicas
-            if what not in shared:
-                shared[what] = legal.around(space, mesh, replicas)
-            outside, stages = shared[what]
-            count, untried = tried(space, mesh, inside, outside)
-            some += count
-            each = max(each, count)
-            around = len(outside["zero"])
-            for more in (*(replace(rule, count=rule.count * around) for rule in rules), *untried):
-                known_ones = found.get(more.rule)
-                found[more.rule] = replace(more, count=more.count + (known_ones.count if known_ones else 0))
-            if count:
-                drafts.append((mesh, order, inside, outside, stages))
-        if some:
-            near.append(mesh)
-        enumerated += some + sum(refusal.count for refusal in found.values())
-        (refused if some else nothing).extend(refusal for refusal in found.values() if refusal.count)
-    legal_meshes = np.array(near, dtype=np.float64).reshape(-1, len(AXES))
-    refused += [replace(refusal, nearest=legal.nearest(refusal.mesh, legal_meshes)) for refusal in nothing]
-    refused += [Refusal(mesh, rule, each, legal.nearest(mesh, legal_meshes)) for mesh, rule in bad]
-    return list(priced_units(space, drafts)), refused, enumerated + each * len(bad)
+    refused: dict[str, Refusal] = {}
+    total, most = 0, 1
+    for order, replicas in legal.legal_orders(space, mesh):
+        key = mesh[2], mesh[0] * mesh[3] * mesh[4], replicas
+        if key not in around:
+            around[key] = legal.around(space, mesh, replicas)
+        outside, stages = around[key]
+        count, untried = tried(space, mesh, inside, outside)
+        total, most = total + count, max(most, count)
+        for more in (*(replace(rule, count=rule.count * len(outside["zero"])) for rule in rules), *untried):
+            known_ones = refused.get(more.rule)
+            refused[more.rule] = replace(more, count=more.count + (known_ones.count if known_ones else 0))
+        if count:
+            drafts.append((mesh, order, inside, outside, stages))
+    return _Options(mesh, drafts, total, most, [each for each in refused.values() if each.count])
 
 
 def tried(
@@ -110,8 +116,7 @@ def _unknown_to_closed_forms(m: Array, pp: int) -> Iterator[tuple[Schedule, npt.
 
 def _same_as_one(space: Space, outside: Mapping[str, Array]) -> npt.NDArray[np.bool_]:
     """Whether an option is ZeRO-2 that usual trainers run as ZeRO-1 as soon as there are several micro-batches."""
-    literal = space.target.cluster.software.following is Following.LITERAL
-    searched = not literal and "parallel.zero" not in space.fixed
+    searched = not space.target.is_literal and "parallel.zero" not in space.fixed
     return np.asarray((outside["zero"] == 2) & searched)
 
 
@@ -131,6 +136,7 @@ def first_legal(space: Space) -> Mesh | None:
 
 
 _Draft = tuple[Mesh, tuple[Axis, ...], dict[str, Array], dict[str, Array], list[tuple[int, ...]]]
+_Around = dict[tuple[int, int, int], tuple[dict[str, Array], list[tuple[int, ...]]]]
 
 
 def priced_units(space: Space, drafts: list[_Draft]) -> Iterator[Group]:
@@ -199,26 +205,35 @@ def points_of(space: Space, group: Group, inside: np.ndarray, outside: np.ndarra
     return Layouts(**given, offload=np.full(len(inside), float(offload)), order=group.order)
 
 
-def trainer_holds(space: Space, points: Layouts, asked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Of those `asked` for: whether `meshwright train` holds a layout, or does not run it."""
-    fits = np.ones(len(points), dtype=bool)
+def trained_bytes(space: Space, points: Layouts, asked: npt.NDArray[np.bool_]) -> Array:
+    """What `meshwright train` reserves for those `asked` for, in closed form; 0 where it does not run a layout."""
+    found = np.zeros(len(points))
     if space.program is not None:
         some = np.flatnonzero(asked & (points.cp == 1) & (points.ep == 1))
         mine = points.part(some)
         if len(mine):
-            held = memories(space.program, mine, weights(space.program, mine))
-            fits[some] = held.reserved <= space.target.cluster.device.memory_bytes
-    return fits
+            found[some] = memories(space.program, mine, weights(space.program, mine)).reserved
+    return found
 
 
-def least_bytes(space: Space, group: Group) -> float:
-    """Bytes of the most frugal layouts of a group: all sharding and recomputation on offer."""
+def least_bytes(space: Space, group: Group, elsewhere: tuple[Offload, ...] = (Offload.NONE,)) -> float:
+    """Bytes of the most frugal layouts of a group: all sharding and recomputation on offer, and what of `elsewhere`."""
     outside = group.outside
     frugal = (outside["zero"] == outside["zero"].max()) & (outside["recompute"] == outside["recompute"].max())
     chosen = np.flatnonzero(frugal)
     inside, outer = np.repeat(np.arange(len(group.bound)), len(chosen)), np.tile(chosen, len(group.bound))
-    points = points_of(space, group, inside, outer, 0)
-    return float(memories(space.target, points, weights(space.target, points)).reserved.min())
+    found = []
+    for kind in map(Offload, space.allowed("parallel.offload", elsewhere)):
+        able = np.flatnonzero(offloads(kind, outside["zero"][outer], outside["reshard"][outer]))
+        points = points_of(space, group, inside[able], outer[able], OFFLOADS.index(kind))
+        if len(points):
+            found.append(memories(space.target, points, weights(space.target, points)).reserved.min())
+    return float(min(found))
+
+
+def offloads(kind: Offload, zero: Array, reshard: Array) -> npt.NDArray[np.bool_]:
+    """Whether layouts can have that much elsewhere: parameters where they are sharded between their uses."""
+    return np.asarray((kind is not Offload.PARAMS) | ((zero == 3) & (reshard > 0)))
 
 
 def keys_of(space: Space, group: Group, inside: int, outside: int, offload: int) -> dict[str, Any]:

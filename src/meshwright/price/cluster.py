@@ -66,6 +66,11 @@ class Device:
     rated_power_w: float = 0.0
 
     @property
+    def is_cpu(self) -> bool:
+        """Whether ranks are processes on processors: no contexts, no caching allocator, gloo in place of NCCL."""
+        return self.generation == "cpu"
+
+    @property
     def power_share(self) -> float:
         """Power over what the stated peak needs, at most 1."""
         return min(1.0, self.power_w / self.rated_power_w) if self.power_w and self.rated_power_w else 1.0
@@ -85,6 +90,10 @@ class Node:
     host_bytes_per_s: float = 25e9
     gain_alone: float = 1.0
     exchange_s: float = 0.0  # of a direct gather or scatter, besides its hop
+
+    def neighbours(self, stride: int, size: int) -> int:
+        """How many of `size` ranks, every `stride`-th one, share a node."""
+        return min(max(self.devices // stride, 1), size)
 
 
 @dataclass(frozen=True, slots=True)

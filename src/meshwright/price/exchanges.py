@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.layout.axes import Axis
-from meshwright.price.cluster import Attention, Following
+from meshwright.price.cluster import Attention
 from meshwright.price.context import context_seconds
 from meshwright.price.layouts import Array, Layouts
 from meshwright.price.links import exchange_seconds, way
@@ -54,7 +54,7 @@ def _tensor(target: Target, layouts: Layouts, tokens: Array, beside: Array) -> t
     group = way(target, layouts.tp, layouts.stride(Axis.TP))
     stream = tokens * target.shapes.hidden * target.stored
     pair = np.where(layouts.sequence > 0, 2 * group.gather(stream), group.all_reduce(stream))
-    if target.cluster.software.following is Following.LITERAL:
+    if target.is_literal:
         sums = np.where(layouts.sequence > 0, 2 * group.gather(stream), 2 * group.all_reduce(stream))
         late = np.maximum(sums - beside, 0.0) + target.values["overlap.slow"] * np.minimum(sums, beside)
         forward, backward = 2 * pair, 2 * pair - sums + late
@@ -71,7 +71,7 @@ def _tensor(target: Target, layouts: Layouts, tokens: Array, beside: Array) -> t
 
 def _head(target: Target, layouts: Layouts, tokens: Array) -> Array:
     """Gathers of the literal program: the stream under sequence parallel, and three float64 a token for the loss."""
-    if target.cluster.software.following is not Following.LITERAL:
+    if not target.is_literal:
         return np.zeros_like(tokens)
     group = way(target, layouts.tp, layouts.stride(Axis.TP))
     inputs = group.gather(tokens * target.shapes.hidden * target.stored)

@@ -10,9 +10,15 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from meshwright.config.errors import RequestError
 from meshwright.price.constants import CONSTANTS
+from meshwright.price.layouts import of_plan
+from meshwright.price.memory import block_bytes
 from meshwright.price.price import DENSE_RANGE, EXPERTS_RANGE, GUESS_FACTOR, MEMORY_RANGE, Price
+from meshwright.price.schedule import in_flight
+from meshwright.price.weights import weights
 
 __all__ = ["FIGURES", "Figure", "explain"]
 
@@ -50,7 +56,8 @@ FIGURES: Mapping[str, Figure] = {
         ("memory.logits.plain", "memory.logits.fused")),
     "memory.buffers": Figure(
         "ZeRO-3: 2 of the largest unit and one block, gathered (2 bytes an element); a unit's own gradients; "
-        "messages between stages 2sbh[/t]", f"{_ZERO}; the step program's bound of gathered units"),
+        "messages between stages 2sbh[/t]; what visits of states that live elsewhere",
+        f"{_ZERO}; the step program's bound of gathered units"),
     "memory.peak": Figure("the largest sum of all categories over the first, an inner and the last stage",
                           "running sum over the step program, or the closed form of its fullest moment"),
     "memory.reserved": Figure("peak x slack + blocks half used by the caching allocator", "published pairs",
@@ -177,9 +184,6 @@ def _details(price: Price, key: str) -> Iterator[str]:
 
 
 def _states(price: Price) -> Iterator[str]:
-    from meshwright.price.layouts import of_plan
-    from meshwright.price.weights import weights
-
     held = weights(price.target, of_plan(price.plan))
     for place, dense, routed in zip(("first", "inner", "last"), held.dense, held.routed, strict=True):
         if dense[0] + routed[0]:
@@ -187,17 +191,11 @@ def _states(price: Price) -> Iterator[str]:
 
 
 def _activations(price: Price) -> Iterator[str]:
-    import numpy as np
-
-    from meshwright.price.layouts import of_plan
-    from meshwright.price.memory import block_bytes
-    from meshwright.price.schedule import in_flight
-
     layouts = of_plan(price.plan)
     tokens = layouts.micro * price.target.sequence / layouts.cp
     flight = in_flight(layouts, np.zeros(1))[0]
     yield f"a block keeps {block_bytes(price.target, layouts, tokens)[0]:,.0f} bytes of a micro-batch"
-    yield f"in flight on the first stage: {flight:g} micro-batches, {layouts.first[0]:g} blocks"
+    yield f"on the first stage: micro-batches in flight {flight:g}, blocks {layouts.first[0]:g}"
 
 
 _DETAILS: Mapping[str, Callable[[Price], Iterator[str]]] = {

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.price.cluster import Following
 from meshwright.price.compute import Units
 from meshwright.price.layouts import Array, Layouts
 from meshwright.price.replicas import Replicas, largest
@@ -29,7 +28,7 @@ def step_exposed(
     """Seconds once a step; `behind` is a block's backward (with recomputation) alone."""
     if target.legacy:
         return np.asarray(largest(replica.sums) + largest(replica.gathers) + replica.closing)
-    if target.cluster.software.following is Following.LITERAL:
+    if target.is_literal:
         return _literal(target, layouts, replica, stages, units, behind)
     share, exposed, slack = target.values["overlap.reduce"], np.zeros_like(behind), np.zeros_like(behind)
     for sums, gathers, own in zip(
@@ -56,7 +55,7 @@ def _literal(target: Target, layouts: Layouts, replica: Replicas, stages: Stages
         slack = slack + np.where(lone, np.inf, own[1] / layouts.chunks)
     # Updates and gathers of updated parameters take turns; each overlaps the other's next.
     gathers, first = largest(replica.gathers), replica.optimizer / (np.maximum(layouts.first, layouts.last) + 1)
-    published = np.where(gathers > 0, np.maximum(gathers - (replica.optimizer - first), gathers * 0.0), 0.0)
+    published = np.where(gathers > 0, np.maximum(gathers - (replica.optimizer - first), 0.0), 0.0)
     return np.asarray(exposed + published + replica.closing)
 
 

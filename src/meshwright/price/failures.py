@@ -16,12 +16,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.arch.arithmetic import parameters
+from meshwright.config.counted import counted
 from meshwright.layout.axes import Axis
 from meshwright.plan.plan import Plan
+from meshwright.price.layouts import of_plan
 from meshwright.price.price import Price
 from meshwright.price.text import bytes_text, seconds_text
+from meshwright.price.weights import owned, weights
 
-__all__ = ["Loss", "checkpoint_bytes", "daly", "goodput", "goodput_told", "lost", "lost_told", "young"]
+__all__ = ["Loss", "checkpoint_bytes", "daly", "goodput", "goodput_told", "lost", "lost_told", "written_bytes", "young"]
+
+
+_TOLD = 24  # pieces that are listed
+_LEAST_BLOCKED_S = 1e-3  # ranks meet at least; of a checkpoint that blocks nothing the best interval would be none
 
 
 def young(blocked_s: float, mtbf_s: float) -> float:
@@ -46,22 +53,32 @@ def goodput(interval_s: float, blocked_s: float, restart_s: float, mtbf_s: float
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """Bytes of a checkpoint: parameters, moments and master copies once, whatever the layout."""
-    wide, adam = plan.precision.master.num_bytes, plan.optimizer.kind.value == "adamw"
-    each = plan.precision.compute.num_bytes + wide * ((2 if adam else 0) + plan.precision.has_master)
-    return parameters(plan.arch) * each
+    """Bytes of a checkpoint: weights, in the type of the optimizer's copy, and moments once, whatever the layout."""
+    return parameters(plan.arch) * _saved(plan)
+
+
+def written_bytes(price: Price) -> float:
+    """Bytes of it that the rank with most writes: each element is written once, by a rank that updates it."""
+    layout = of_plan(price.plan)
+    held = weights(price.target, layout)
+    most = max(float(owned(layout, *stage)[0]) for stage in zip(held.dense, held.routed, strict=True))
+    return most * _saved(price.plan)
+
+
+def _saved(plan: Plan) -> int:
+    """Bytes of an element in a checkpoint."""
+    return plan.precision.master.num_bytes * (1 + plan.optimizer.num_moments)
 
 
 def goodput_told(
     price: Price, mtbf_hours: float, restart_s: float, blocked_s: float | None = None
 ) -> tuple[Mapping[str, float], list[str]]:
     """Goodput of a run as data and as lines. `mtbf_hours` is of one device; without `blocked_s` a checkpoint blocks
-    while a rank's piece is copied to host memory."""
+    while the rank that writes most copies that to host memory."""
     ranks = price.plan.degrees.ranks
     mtbf = mtbf_hours * 3600 / ranks
-    piece = checkpoint_bytes(price.plan) / ranks
-    blocked = blocked_s if blocked_s is not None else piece / price.cluster.node.host_bytes_per_s
-    blocked = max(blocked, 1e-3)
+    copied_s = written_bytes(price) / price.cluster.node.host_bytes_per_s
+    blocked = max(copied_s if blocked_s is None else blocked_s, _LEAST_BLOCKED_S)
     wanted = daly(blocked, mtbf)
     interval = max(wanted, price.step_seconds)  # between two steps, not within one
     share = goodput(interval, blocked, restart_s, mtbf)
@@ -69,12 +86,14 @@ def goodput_told(
     found = {"mtbf_s": mtbf, "checkpoint_blocks_s": blocked, "young_s": young(blocked, mtbf), "daly_s": wanted,
              "interval_s": interval, "every_steps": float(steps), "restart_s": restart_s, "goodput": share,
              "checkpoint_bytes": float(checkpoint_bytes(price.plan))}  # fmt: skip
+    size = bytes_text(found["checkpoint_bytes"])
+    rules = f"Daly {seconds_text(wanted)}, Young {seconds_text(found['young_s'])}"
     lines = [
         "failures:",
-        f"  one every {_hours(mtbf)} on {ranks} devices; a checkpoint of {bytes_text(found['checkpoint_bytes'])} "
-        f"blocks {seconds_text(blocked)}, a restart takes {seconds_text(restart_s)}",
-        f"  save every {seconds_text(interval)} (Daly {seconds_text(wanted)}, Young {seconds_text(found['young_s'])}): "
-        f"checkpoint.every = {steps}; {share:.2%} of the time is work that stays",
+        f"  one every {_hours(mtbf)} on {counted(ranks, 'device')}; a checkpoint of {size} blocks "
+        f"{seconds_text(blocked)}, a restart takes {seconds_text(restart_s)}",
+        f"  save every {seconds_text(interval)} ({rules}): checkpoint.every = {steps}; "
+        f"{share:.2%} of the time is work that stays",
     ]
     return found, lines
 
@@ -135,18 +154,25 @@ def _replicas(plan: Plan, rank: int, experts: bool) -> list[int]:
     return sorted(ranks)
 
 
+def _held_by(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "GONE"
+    if len(ranks) == 1:
+        return f"still on rank {ranks[0]}"
+    return f"still on {counted(len(ranks), 'rank')}, the first of them {ranks[0]}"
+
+
 def lost_told(plan: Plan, ranks: Sequence[int]) -> tuple[list[dict[str, Any]], list[str]]:
     """The same as data and as lines."""
     losses = lost(plan, ranks)
     named = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
     lines = [f"lost with {named}:"]
-    for each in losses[:24]:
-        holders = f"still on {len(each.holders)} ranks, the first {each.holders[0]}" if each.holders else "GONE"
-        lines.append(f"  {each.what} of {each.coordinates}: {holders}")
-    if len(losses) > 24:
-        lines.append(f"  and {len(losses) - 24} pieces more")
+    for each in losses[:_TOLD]:
+        lines.append(f"  {each.what} of {each.coordinates}: {_held_by(each.holders)}")
+    if len(losses) > _TOLD:
+        lines.append(f"  and {counted(len(losses) - _TOLD, 'piece')} more")
     gone = sum(not each.holders for each in losses)
     verdict = "nothing is gone: every piece has a copy"
     if gone:
-        verdict = f"{gone} pieces are gone: only a checkpoint has them"
+        verdict = f"{counted(gone, 'piece')} gone, held by checkpoints only"
     return [each.to_json() for each in losses], [*lines, f"  {verdict}"]

@@ -70,11 +70,11 @@ def fullest_moment(plan: Plan, cluster: Cluster, stage: int) -> str:
 
 def transport_of(cluster: Cluster) -> Transport:
     """What moves the bytes on the devices of a cluster."""
-    return Transport.DIRECT if cluster.device.generation == "cpu" else Transport.NCCL
+    return Transport.DIRECT if cluster.device.is_cpu else Transport.NCCL
 
 
 def _fuses(cluster: Cluster) -> bool:
-    return cluster.device.generation != "cpu"
+    return not cluster.device.is_cpu
 
 
 @lru_cache(maxsize=4096)

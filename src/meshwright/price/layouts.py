@@ -19,6 +19,7 @@ import numpy.typing as npt
 from meshwright.config.choices import Context, Offload, Recompute, Schedule
 from meshwright.layout.axes import DEFAULT_ORDER, Axis
 from meshwright.plan.plan import Plan
+from meshwright.plan.stages import owner_of
 
 Array = npt.NDArray[np.float64]
 
@@ -132,12 +133,7 @@ def even_stages(num_blocks: int, pp: Array, chunks: Array) -> tuple[Array, Array
 
 def of_plan(plan: Plan) -> Layouts:
     """The one layout of a plan."""
-    stages, pp, chunks = plan.pipeline.stages, plan.degrees.pp, plan.pipeline.chunks
-    zb_v = plan.pipeline.schedule is Schedule.ZB_V
-    held = [0] * pp
-    for virtual, blocks in enumerate(stages):
-        chunk, place = divmod(virtual, pp)
-        held[pp - 1 - place if zb_v and chunk == 1 else place] += blocks
+    held = held_blocks(plan.pipeline.stages, plan.degrees.pp, plan.pipeline.schedule)
     return layouts(
         plan.arch.layers,
         plan.degrees.order,
@@ -148,7 +144,7 @@ def of_plan(plan: Plan) -> Layouts:
         within=plan.sharding.within,
         reshard=plan.sharding.reshard_after_forward,
         schedule=SCHEDULES.index(plan.pipeline.schedule),
-        chunks=chunks,
+        chunks=plan.pipeline.chunks,
         recompute=RECOMPUTES.index(plan.execution.recompute),
         sequence=plan.execution.sequence,
         asynchronous=plan.execution.asynchronous_tensor,
@@ -157,6 +153,14 @@ def of_plan(plan: Plan) -> Layouts:
         offload=OFFLOADS.index(plan.execution.offload),
         **dict(zip(CUT, outline(held), strict=True)),
     )
+
+
+def held_blocks(stages: Sequence[int], pp: int, schedule: Schedule) -> list[int]:
+    """Blocks of each pipeline coordinate, of those of each virtual stage."""
+    held = [0] * pp
+    for virtual, blocks in enumerate(stages):
+        held[owner_of(schedule, pp, virtual)[0]] += blocks
+    return held
 
 
 def outline(held: Sequence[int]) -> tuple[int, int, int, int, int]:

@@ -22,16 +22,18 @@ import numpy as np
 from meshwright.arch.arch import Arch
 from meshwright.arch.unbuilt import lacking
 from meshwright.config.choices import Context, Dtype, Offload, Recompute, Schedule
+from meshwright.config.chunks import chunk_limits
 from meshwright.layout.axes import DEFAULT_ORDER, Axis
 from meshwright.plan.plan import ContextSplit
 from meshwright.plan.resolve import unit_flops
 from meshwright.plan.strategies import context, expert, tensor
 from meshwright.price.cluster import Cluster, Following
-from meshwright.price.layouts import CONTEXTS, CUT, RECOMPUTES, SCHEDULES, Array, outline
+from meshwright.price.layouts import CONTEXTS, CUT, RECOMPUTES, SCHEDULES, Array, held_blocks, outline
 from meshwright.price.target import Target
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
 _MOST_MICRO, _MOST_CHUNKS = 64, 12
+_SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.ZB_H1, Schedule.ZB_V)
 _INNER = 1, 2, 4, 8  # ranks of a group inside a ring
 
 Mesh = tuple[int, int, int, int, int]
@@ -102,12 +104,8 @@ def meshes(space: Space) -> Iterator[Mesh]:
 def mesh_rules(space: Space, mesh: Mesh) -> str | None:
     """The first rule of arithmetic that `mesh` breaks."""
     arch, (dp, tp, pp, cp, ep) = space.target.arch, mesh
-    if tp not in _tensor_degrees(arch):
-        if arch.heads % tp:
-            return f"tp must divide the {arch.heads} query heads"
-        if arch.kv_heads % tp and tp % arch.kv_heads:
-            return f"tp must divide the {arch.kv_heads} key/value heads, or be a multiple of them"
-        return "tp must divide the feed-forward width"
+    if (rule := next(tensor.degree_rules(arch, tp), None)) is not None:
+        return f"tp {rule}"
     stages = space.fixed.get("parallel.stages")
     if stages and (len(stages) % pp or (len(stages) > 1 and not list(_schedules(space, pp)))):
         return f"pp x chunks must be the {len(stages)} stages of parallel.stages"
@@ -129,11 +127,6 @@ def mesh_rules(space: Space, mesh: Mesh) -> str | None:
             return "parameters live elsewhere only at ZeRO-3, on several replicas"
         return f"parallel.zero_shard_within = {space.fixed['parallel.zero_shard_within']} must divide dp x ep x cp"
     return None
-
-
-@lru_cache(maxsize=64)
-def _tensor_degrees(arch: Arch) -> frozenset[int]:
-    return frozenset(tensor.legal_degrees(arch))
 
 
 def micros(space: Space, mesh: Mesh) -> list[int]:
@@ -208,7 +201,7 @@ def around(space: Space, mesh: Mesh, near: int) -> tuple[dict[str, Array], list[
         given = space.fixed.get("parallel.stages") if pp > 1 else None
         counts = tuple(given) if given else stage_counts(space.target.arch.layers, pp * chunks, head)
         stages.append(counts)
-        cut = outline(_held(counts, pp, schedule))
+        cut = outline(held_blocks(counts, pp, schedule))
         for zero, shards, reshard in _shardings(space, dp * ep * cp, near):
             for recompute in recomputes:
                 row = zero, shards, reshard, SCHEDULES.index(schedule), chunks, recompute, *cut, len(stages) - 1
@@ -225,11 +218,10 @@ def _schedules(space: Space, pp: int) -> Iterator[tuple[Schedule, int]]:
         return
     layers = space.target.arch.layers
     asked = "parallel.chunks" in space.fixed
-    wanted = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, *((Schedule.ZB_H1, Schedule.ZB_V) if space.split else ()))
+    wanted = [each for each in _SCHEDULES if space.split or not each.is_split]
     for schedule in map(Schedule, space.allowed("parallel.schedule", wanted)):
-        least = {Schedule.INTERLEAVED: 2, Schedule.ZB_V: 2}.get(schedule, 1)
-        most = {Schedule.INTERLEAVED: max(_MOST_CHUNKS, space.fixed.get("parallel.chunks", 0))}.get(schedule, least)
-        for chunks in range(least, most + 1):
+        least, most = chunk_limits(schedule)
+        for chunks in range(least, (most or max(_MOST_CHUNKS, space.fixed.get("parallel.chunks", 0))) + 1):
             # Chunks that do not divide make the fullest stage longer than one chunk fewer does.
             even = asked or chunks == least or any((layers + extra) % (pp * chunks) == 0 for extra in (0, 1, 2))
             if given is not None:
@@ -300,20 +292,11 @@ def stage_counts(blocks: int, parts: int, head: float) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _held(counts: tuple[int, ...], pp: int, schedule: Schedule) -> list[int]:
-    """Blocks of each pipeline coordinate."""
-    held = [0] * pp
-    for virtual, blocks in enumerate(counts):
-        chunk, place = divmod(virtual, pp)
-        held[pp - 1 - place if schedule is Schedule.ZB_V and chunk == 1 else place] += blocks
-    return held
-
-
 def legal_orders(space: Space, mesh: Mesh) -> list[tuple[tuple[Axis, ...], int]]:
     """Orders of the axes that put some axis on other links, the default first; with the replicas that share a node."""
     degree = dict(zip(AXES, mesh, strict=True))
     active = [axis for axis in DEFAULT_ORDER if degree[axis.value] > 1]
-    devices = space.target.cluster.node.devices
+    node = space.target.cluster.node
     seen: dict[tuple[int, ...], tuple[tuple[Axis, ...], int]] = {}
     wanted = [tuple(map(Axis, each)) for each in space.allowed("mesh.order", (DEFAULT_ORDER,))]
     every = permutations(active) if "mesh.order" not in space.fixed else [
@@ -327,7 +310,7 @@ def legal_orders(space: Space, mesh: Mesh) -> list[tuple[tuple[Axis, ...], int]]
             stride[axis] = step
             step *= degree[axis.value]
         replicas = _nearest(stride, degree, (Axis.DP, Axis.EP, Axis.CP))
-        near = min(max(devices // replicas, 1), mesh[0] * mesh[3] * mesh[4])
+        near = node.neighbours(replicas, mesh[0] * mesh[3] * mesh[4])
         links = near, *_links(space, mesh, stride)
         seen.setdefault(links, (order, near))
     return list(seen.values())
@@ -336,19 +319,19 @@ def legal_orders(space: Space, mesh: Mesh) -> list[tuple[tuple[Axis, ...], int]]
 def _links(space: Space, mesh: Mesh, stride: Mapping[Axis, int]) -> Iterator[int]:
     """All that a price reads of an order, besides the replicas that share a node: whatever differs here lies on other
     links, and nothing else does."""
-    node, degree = space.target.cluster.node.devices, dict(zip(AXES, mesh, strict=True))
+    node, degree = space.target.cluster.node, dict(zip(AXES, mesh, strict=True))
     for axis in (Axis.TP, Axis.PP, Axis.CP, Axis.EP):
-        yield min(max(node // stride[axis], 1), degree[axis.value])
+        yield node.neighbours(stride[axis], degree[axis.value])
     for inner in _INNER:  # a ring's hop to the neighbour, or over the groups inside it
         if inner < degree["cp"]:
-            yield int(stride[Axis.CP] * inner < node)
+            yield int(stride[Axis.CP] * inner < node.devices)
     if degree["pp"] > 1 and space.target.arch.tie_embeddings:  # the first stage and the last
-        yield int(2 * stride[Axis.PP] * (degree["pp"] - 1) <= node)
+        yield int(2 * stride[Axis.PP] * (degree["pp"] - 1) <= node.devices)
     if degree["pp"] > 1 and space.target.cluster.network.shared:
-        yield min(stride[Axis.PP], node)
+        yield min(stride[Axis.PP], node.devices)
     if space.target.arch.experts is not None:
         experts = _nearest(stride, degree, (Axis.DP, Axis.CP))
-        yield min(max(node // experts, 1), degree["dp"] * degree["cp"])
+        yield node.neighbours(experts, degree["dp"] * degree["cp"])
 
 
 def _nearest(stride: Mapping[Axis, int], degree: Mapping[str, int], axes: tuple[Axis, ...]) -> int:

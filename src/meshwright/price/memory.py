@@ -18,14 +18,13 @@ import numpy as np
 from meshwright.arch.activations import Setting, saved
 from meshwright.arch.arch import Arch
 from meshwright.config.choices import Dtype, Recompute
-from meshwright.price.cluster import Following
 from meshwright.price.context import context_bytes
 from meshwright.price.layouts import RECOMPUTES, Array, Layouts
 from meshwright.price.offload import guest_bytes, kept_home
 from meshwright.price.program_memory import Held, program_activations
 from meshwright.price.schedule import in_flight
 from meshwright.price.target import Target
-from meshwright.price.weights import Weights
+from meshwright.price.weights import Weights, owned, shard
 
 
 @dataclass(frozen=True)
@@ -128,13 +127,19 @@ def memories(target: Target, layouts: Layouts, held: Weights) -> Memory:
     }
     peak = np.maximum(outer, peaks[2])
     values = target.values
-    caching = target.cluster.device.generation != "cpu"
-    reserved = peak * values["memory.slack"] + values["memory.slack_bytes"] if caching else peak
+    reserved = reserved_bytes(target, peak)
     kinds = sum((degree > 1) * 1.0 for degree in (layouts.dp * layouts.ep, layouts.tp, layouts.pp, layouts.cp))
     outside = values["memory.context_bytes"] + values["memory.communicator_bytes"] * kinds
-    device = reserved + (outside if caching else 0.0)
+    device = reserved if target.cluster.device.is_cpu else reserved + outside
     return Memory(**chosen, peak=peak, reserved=reserved, device=device, stage=fullest,
                   peaks_first=peaks[0], peaks_inner=peaks[1], peaks_last=peaks[2])  # fmt: skip
+
+
+def reserved_bytes(target: Target, peak: Array | float) -> Array:
+    """What the allocator keeps of the device for `peak` bytes of tensors."""
+    if target.cluster.device.is_cpu:
+        return np.asarray(peak)
+    return np.asarray(peak * target.values["memory.slack"] + target.values["memory.slack_bytes"])
 
 
 def _total(column: dict[str, Array]) -> Array:
@@ -173,9 +178,16 @@ def _stage(
         alone = (layouts.cp == 1) & (layouts.ep == 1)
         out["activations"] = np.where(alone, program[0], out["activations"])
         out["logits"] = np.where(alone, program[1], out["logits"])
+    summed = out["gradients"]
     if target.is_literal:
         out["gradients"] = _appearing(target, layouts, out, flight, largest)
-    out["buffers"] = _buffers(target, layouts, held, tokens, largest) + guest_bytes(target, layouts, out, blocks)
+    three = largest + 2 * (held.block_dense + held.block_routed)
+    share = np.minimum(three / np.maximum(held.dense[stage] + held.routed[stage], 1.0), 1.0)
+    gathers, updates = guest_bytes(layouts, out, share)
+    buffers = _buffers(target, layouts, held, tokens, largest) + gathers
+    # Updates find all gradients, and no activations any more.
+    updates = updates + summed - out["gradients"] - out["activations"] - out["logits"]
+    out["buffers"] = np.maximum(buffers, updates)
     for name in ("parameters", "optimizer", "master"):
         out[name] = out[name] * kept_home(layouts, name)
     return out
@@ -185,34 +197,28 @@ def _states(target: Target, layouts: Layouts, held: Weights, stage: int) -> dict
     """Parameters, gradients, moments and master copies."""
     precision, zero = target.precision, layouts.zero
     stored, reduced, wide = target.stored, precision.reduce.num_bytes, precision.master.num_bytes
-    ways = np.where(layouts.within > 0, layouts.within, layouts.dp * layouts.ep * layouts.cp)
-    routed_ways = layouts.dp * layouts.cp
     dense, routed = held.dense[stage], held.routed[stage]
-    shard = dense / ways + routed / routed_ways
-    whole = dense + routed
+    part, whole, updated = shard(layouts, dense, routed), dense + routed, owned(layouts, dense, routed)
     kept_whole = (zero == 3) & (layouts.reshard == 0)
-    literal = target.cluster.software.following is Following.LITERAL
     # Usual trainers cannot scatter gradients before the last micro-batch has added to them.
-    accumulates = (layouts.accumulation > 1) & (not literal)
+    accumulates = (layouts.accumulation > 1) & (not target.is_literal)
     scattered = (zero == 3) & ~kept_whole | (zero == 2) & ~accumulates
-    gradients = np.where(scattered, shard, whole) * reduced
+    gradients = np.where(scattered, part, whole) * reduced
     if target.legacy and reduced > stored:
         gradients = gradients + np.where(scattered, 0.0, whole) * stored  # a gradient of each type side by side
     if target.legacy:  # sums of sharded optimizers go through flat copies
         flat = np.where((zero == 1) | (zero == 2), whole, 0.0)
         gradients = gradients + flat * reduced * target.values["memory.flat"]
-    owned = np.where(zero > 0, shard, whole)
-    has_master = wide != stored or precision.compute is Dtype.FLOAT8
-    parameters = np.where(zero == 3, np.where(kept_whole, whole, shard), whole) * stored
-    sharded_master = np.where(zero == 3, shard, 0.0)
-    if not literal and has_master:
-        # Sharded parameters of usual trainers are the master copy itself: gathered ones are cast on the way.
-        parameters = np.where((zero == 3) & ~kept_whole, 0 * sharded_master, parameters)
+    parameters = np.where(zero == 3, np.where(kept_whole, whole, part), whole) * stored
+    if not target.is_literal and precision.has_master:
+        # Sharded parameters of usual trainers are the master copy itself, where that is at home: gathered ones are cast
+        # on the way.
+        parameters = np.where((zero == 3) & ~kept_whole & (kept_home(layouts, "master") > 0), 0.0, parameters)
     return {
         "parameters": parameters,
         "gradients": gradients,
-        "optimizer": owned * wide * (2 if target.adam else 0),
-        "master": owned * wide * has_master,
+        "optimizer": updated * wide * target.num_moments,
+        "master": updated * wide * precision.has_master,
     }
 
 
@@ -224,28 +230,25 @@ def _activations(target: Target, layouts: Layouts, tokens: Array, blocks: Array,
     held = full * entry + (1 - full) * each
     gathered = np.where(layouts.sequence > 0, 2 * tokens * target.shapes.hidden * target.stored, 0.0)
     working = np.where(full > 0, target.values["memory.working"] * each + gathered, 0.0)
-    literal = target.cluster.software.following is Following.LITERAL
-    outputs = np.where(layouts.pp > 1, flight * entry, 0.0) * (not literal)  # usual pipelines keep what they sent
+    # Usual pipelines keep what they sent.
+    outputs = np.where(layouts.pp > 1, flight * entry, 0.0) * (not target.is_literal)
     return np.asarray(blocks * flight * held + working + outputs)
 
 
 def block_bytes(target: Target, layouts: Layouts, tokens: Array) -> Array:
     """What one block keeps of one micro-batch without full recomputation."""
-    tp, usual = layouts.tp, target.cluster.software.following is Following.USUAL
-    fused = usual and not target.eager
+    fused = not target.is_literal and not target.eager
     dtype = Dtype.BFLOAT16 if target.stored == 2 else target.precision.compute
     table = kept(target.arch, target.sequence, dtype, fused, fused and target.low_precision)
-    stream = np.where(layouts.sequence > 0, tp, 1.0)
-    inputs = stream if fused else np.ones_like(tp)
+    inputs = np.where((layouts.sequence > 0) & fused, layouts.tp, 1.0)
     out = _bytes(table, tokens, layouts, inputs)
-    if not target.unfused:
-        cheap = kept(target.arch, target.sequence, dtype, fused, fused and target.low_precision, True)
-        selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
-        out = np.where(selective, _bytes(cheap, tokens, layouts, inputs), out)
+    selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
     if target.unfused:
-        selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
-        squares = 5 * layouts.micro * target.shapes.heads / tp * float(target.sequence) ** 2 / layouts.cp
+        squares = 5 * layouts.micro * target.shapes.heads / layouts.tp * float(target.sequence) ** 2 / layouts.cp
         out = out + np.where(selective, 0.0, squares)
+    else:
+        cheap = kept(target.arch, target.sequence, dtype, fused, fused and target.low_precision, True)
+        out = np.where(selective, _bytes(cheap, tokens, layouts, inputs), out)
     return np.asarray(out + context_bytes(target, layouts, tokens))
 
 
@@ -276,7 +279,8 @@ def _buffers(target: Target, layouts: Layouts, held: Weights, tokens: Array, lar
     """Gathered units, gradients of a unit on their way into the sum, and messages."""
     stored, zero = target.stored, layouts.zero
     block = held.block_dense + held.block_routed
-    whole, own = 2 * largest + block, largest
+    # Three units: of the literal program's never more than one is an outer one.
+    whole, own = largest + 2 * block if target.is_literal else 2 * largest + block, largest
     if target.legacy:  # tensor by tensor, up to a number of elements
         whole = np.minimum(whole, target.values["memory.gathered"])
         own = np.where(zero == 3, np.minimum(own, target.values["memory.bucket"]), own)

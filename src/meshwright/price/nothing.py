@@ -13,12 +13,13 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from meshwright.config.choices import Context, Schedule
+from meshwright.config.choices import Context, Offload, Schedule
+from meshwright.config.counted import counted
 from meshwright.config.errors import RequestError
 from meshwright.price import legal
 from meshwright.price.candidates import Group, first_legal, groups_of, has_legal, least_bytes
 from meshwright.price.legal import Refusal, Space
-from meshwright.price.text import bytes_text, counted
+from meshwright.price.text import bytes_text
 
 __all__ = ["nothing_fits", "nothing_legal"]
 
@@ -129,7 +130,7 @@ def nothing_fits(
 ) -> RequestError:
     """The error of a search none of whose layouts fits. `fits`: whether a search for so many devices, with keys that
     stay, finds one; without it nothing is proposed."""
-    least = min(least_bytes(space, group) for group in groups)
+    least = min(least_bytes(space, group, tuple(Offload)) for group in groups)
     device = space.target.cluster.device
     rule = f"no legal layout fits in {bytes_text(device.memory_bytes)}: the least needs {bytes_text(least)}"
     if fits is None:
@@ -149,7 +150,7 @@ def _more_devices(space: Space, fits: Callable[[int, Mapping[str, Any]], bool]) 
             return
         there = replace(space, gpus=gpus, fixed=frugal)
         groups, _, _ = groups_of(there)
-        least = min((least_bytes(there, group) for group in groups), default=math.inf)
+        least = min((least_bytes(there, group, tuple(Offload)) for group in groups), default=math.inf)
         if least <= space.target.cluster.device.memory_bytes and fits(gpus, frugal):
             yield gpus
             return

@@ -14,8 +14,6 @@ from meshwright.config.choices import Offload
 from meshwright.price.layouts import OFFLOADS, Array, Layouts
 from meshwright.price.target import Target
 
-_VISITING = 3.0  # buckets on the device at once
-
 
 def kept_home(layouts: Layouts, category: str) -> Array:
     """1 where a category of state lives on the device, 0 where it lives elsewhere."""
@@ -25,11 +23,12 @@ def kept_home(layouts: Layouts, category: str) -> Array:
     return np.asarray(layouts.offload != OFFLOADS.index(Offload.OPTIMIZER), dtype=np.float64)
 
 
-def guest_bytes(target: Target, layouts: Layouts, states: dict[str, Array], blocks: Array) -> Array:
-    """Bytes of the buckets that visit, of states that a stage of `blocks` blocks would keep at home."""
-    away = (1 - kept_home(layouts, "optimizer")) * (states["optimizer"] + states["master"])
-    away = away + (1 - kept_home(layouts, "parameters")) * states["parameters"]
-    return np.asarray(away * np.minimum(_VISITING / np.maximum(blocks, 1.0), 1.0))
+def guest_bytes(layouts: Layouts, states: dict[str, Array], share: Array) -> tuple[Array, Array]:
+    """Bytes of the buckets that visit: beside gathers, and for updates, after the last backward. `states` as if at
+    home, of which three buckets are `share`."""
+    gathers = (1 - kept_home(layouts, "parameters")) * states["parameters"] * share
+    updates = (1 - kept_home(layouts, "optimizer")) * (states["optimizer"] + states["master"]) * share
+    return gathers, gathers + updates
 
 
 def fetch_seconds(target: Target, layouts: Layouts, piece: Array) -> Array:
@@ -38,10 +37,8 @@ def fetch_seconds(target: Target, layouts: Layouts, piece: Array) -> Array:
     return np.asarray(away * piece * target.stored / target.cluster.node.host_bytes_per_s)
 
 
-def update_seconds(target: Target, layouts: Layouts, owned: Array) -> Array:
+def visit_seconds(target: Target, layouts: Layouts, owned: Array) -> Array:
     """There and back, of what an update of `owned` elements needs."""
-    precision = target.precision
-    wide = precision.master.num_bytes
-    state = wide * ((2 if target.adam else 0) + precision.has_master)
-    num_bytes = (1 - kept_home(layouts, "optimizer")) * state + (1 - kept_home(layouts, "parameters")) * target.stored
+    states = (1 - kept_home(layouts, "optimizer")) * target.state_bytes
+    num_bytes = states + (1 - kept_home(layouts, "parameters")) * target.stored
     return np.asarray(2 * num_bytes * owned / target.cluster.node.host_bytes_per_s)

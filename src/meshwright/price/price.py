@@ -19,11 +19,11 @@ from meshwright.plan.plan import Plan
 from meshwright.plan.unbuilt import missing
 from meshwright.price.applies import beyond_closed_form
 from meshwright.price.catalogue import cluster_of
-from meshwright.price.cluster import Cluster, Following
+from meshwright.price.cluster import Cluster
 from meshwright.price.estimate import Estimates, estimate
 from meshwright.price.folded import StageBytes, folded, fullest_moment, may_be_fullest, transport_of
 from meshwright.price.layouts import of_plan
-from meshwright.price.memory import CATEGORIES, memories, routed_share
+from meshwright.price.memory import CATEGORIES, memories, reserved_bytes, routed_share
 from meshwright.price.simulate import simulated_seconds
 from meshwright.price.target import Target, target_of
 from meshwright.price.times import PARTS
@@ -42,7 +42,7 @@ MEMORY_RANGE = 0.135
 SPARED = 1.25
 """Times its closed form that memory of the program does not exceed: at most 1.14 in 600 random layouts."""
 
-_FOLDED = 20_000  # (unit, micro-batch) pairs over all stages that are worth folding one by one
+_FOLDED = 20_000  # (unit, micro-batch) pairs over all stages
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ class Price:
 
         Programs of usual trainers are not known, and very long ones are not simulated.
         """
-        literal = self.cluster.software.following is Following.LITERAL
-        if not literal or self.plan.accumulation * self.plan.arch.num_units > _FOLDED:
+        if not self.target.is_literal or self._is_long:
             return None
         return beyond_closed_form(self.plan, self.target)
 
@@ -154,8 +153,12 @@ class Price:
     @cached_property
     def is_folded(self) -> bool:
         """Whether memory is the fold of the program itself: of every layout that the trainer runs, unless very long."""
-        literal = self.cluster.software.following is Following.LITERAL
-        return literal and self.runs and self.plan.accumulation * self.plan.arch.num_units <= _FOLDED
+        return self.target.is_literal and self.runs and not self._is_long
+
+    @property
+    def _is_long(self) -> bool:
+        """Whether the program has more actions than are worth folding or simulating one by one."""
+        return self.plan.accumulation * self.plan.arch.num_units > _FOLDED
 
     @cached_property
     def trained_peak(self) -> int | None:
@@ -210,11 +213,7 @@ class Price:
         return sizes | {"peak": peak, "reserved": int(reserved), "device": int(reserved + outside)}
 
     def _reserved(self, peak: int) -> float:
-        """What the allocator keeps of the device for `peak` bytes."""
-        values = self.target.values
-        if self.cluster.device.generation == "cpu":
-            return float(peak)
-        return peak * values["memory.slack"] + values["memory.slack_bytes"]
+        return float(reserved_bytes(self.target, peak))
 
     @property
     def fits(self) -> bool:
@@ -252,7 +251,7 @@ class Price:
         """FLOPs of one sequence that recomputation repeats."""
         plan, software, recompute = self.plan, self.cluster.software, self.plan.execution.recompute
         # Usual trainers keep the output of fused attention, and repeat none of its products.
-        keeps = software.following is Following.USUAL and not self.target.unfused
+        keeps = not self.target.is_literal and not self.target.unfused
         if recompute is Recompute.SELECTIVE and keeps:
             return 0.0
         return repeated_flops(plan.arch, plan.data.sequence_length, recompute) * software.share

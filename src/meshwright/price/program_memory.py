@@ -36,7 +36,6 @@ from meshwright.price.target import Target
 __all__ = ["Crest", "Held", "crests", "program_activations"]
 
 _FILLED = 3  # micro-batches a stage: more keep no more, but where all forwards come first
-_SPLIT = (Schedule.ZB_H1, Schedule.ZB_V)
 _MOST_CRESTS = 16
 
 
@@ -103,7 +102,9 @@ def _on_stage(layouts: Layouts, units: _UnitBytes, stage: int) -> Held:
 
 def _units_of(target: Target, layouts: Layouts) -> Array:
     """`_UnitBytes` of every layout, as rows."""
-    split = np.isin(layouts.schedule, [SCHEDULES.index(each) for each in _SPLIT]) & (layouts.pp > 1)
+    split = np.isin(layouts.schedule, [index for index, each in enumerate(SCHEDULES) if each.is_split]) & (
+        layouts.pp > 1
+    )
     selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
     kinds, _, which = _distinct(layouts.micro, layouts.tp, layouts.sequence, selective * 1.0, split * 1.0)
     dtype = Dtype.BFLOAT16 if target.stored == 2 else target.precision.compute

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.layout.axes import Axis
-from meshwright.price.cluster import Following
 from meshwright.price.layouts import Array, Layouts
 from meshwright.price.links import Way, way
-from meshwright.price.offload import fetch_seconds, update_seconds
+from meshwright.price.offload import fetch_seconds, visit_seconds
 from meshwright.price.target import Target
-from meshwright.price.weights import Weights
+from meshwright.price.weights import Weights, owned, shard, shards
 
 
 @dataclass(frozen=True)
@@ -95,21 +94,20 @@ class _Groups:
 def replicas(target: Target, layouts: Layouts, held: Weights) -> Replicas:
     """What the replicas of every layout exchange."""
     groups = _groups(target, layouts)
-    literal = target.cluster.software.following is Following.LITERAL
     zero, stored, nothing = layouts.zero, target.stored, np.zeros_like(layouts.zero)
-    scattered = (zero == 3) | ((zero == 2) & literal)
+    scattered = (zero == 3) | ((zero == 2) & target.is_literal)
 
     def traffic(dense: Array, routed: Array) -> Traffic:
         reduced = groups.reduce(dense, routed)
         return Traffic(
             np.where(zero == 3, groups.gather(dense, routed, stored), 0.0)
-            + fetch_seconds(target, layouts, dense / groups.within + routed / (layouts.dp * layouts.cp)),
+            + fetch_seconds(target, layouts, shard(layouts, dense, routed)),
             np.where(scattered, reduced, 0.0),
             np.where(scattered, 0.0, reduced),
         )
 
     block = traffic(held.block_dense, held.block_routed)
-    calls = [each + 1 if literal else 1.0 for each in (layouts.first, layouts.most - 1, layouts.last)]
+    calls = [each + 1 if target.is_literal else 1.0 for each in (layouts.first, layouts.most - 1, layouts.last)]
     publish = (zero == 1) | (zero == 2)
     stages = list(zip(held.dense, held.routed, calls, strict=True))
     sums = [np.where(scattered, 0.0, groups.reduce(d, r, n)) for d, r, n in stages]
@@ -123,15 +121,14 @@ def replicas(target: Target, layouts: Layouts, held: Weights) -> Replicas:
         sums=(sums[0], sums[1], sums[2]),
         gathers=(gathers[0], gathers[1], gathers[2]),
         closing=_closing(target, layouts, held, groups),
-        optimizer=_optimizer(target, layouts, held, groups.within),
+        optimizer=_optimizer(target, layouts, held),
     )
 
 
 def _groups(target: Target, layouts: Layouts) -> _Groups:
     dense = layouts.dp * layouts.ep * layouts.cp
     stride = _nearest(layouts, (Axis.DP, Axis.EP, Axis.CP))
-    within = np.where(layouts.within > 0, layouts.within, dense)
-    literal = target.cluster.software.following is Following.LITERAL
+    within = shards(layouts)
     return _Groups(
         target,
         layouts,
@@ -140,7 +137,7 @@ def _groups(target: Target, layouts: Layouts) -> _Groups:
         expert=way(target, layouts.dp * layouts.cp, _nearest(layouts, (Axis.DP, Axis.CP))),
         within=within,
         # Gains of norms are partial sums under sequence parallel: the literal program gives them their own buckets.
-        small=np.where((layouts.tp > 1) & (layouts.sequence > 0), 1.0 * literal, 0.0),
+        small=np.where((layouts.tp > 1) & (layouts.sequence > 0) & target.is_literal, 1.0, 0.0),
     )
 
 
@@ -161,22 +158,17 @@ def _closing(target: Target, layouts: Layouts, held: Weights, groups: _Groups) -
     if not target.arch.tie_embeddings:
         return closing
     pair = way(target, np.full_like(layouts.pp, 2.0), layouts.stride(Axis.PP) * np.maximum(layouts.pp - 1, 1))
-    literal = target.cluster.software.following is Following.LITERAL
-    share = np.where((layouts.zero > 0) & literal, groups.within, 1.0)
+    share = np.where((layouts.zero > 0) & target.is_literal, groups.within, 1.0)
     num_bytes = held.embedding / share * target.precision.reduce.num_bytes
     return np.asarray(closing + np.where(layouts.pp > 1, pair.all_reduce(num_bytes), 0.0))
 
 
-def _optimizer(target: Target, layouts: Layouts, held: Weights, within: Array) -> Array:
+def _optimizer(target: Target, layouts: Layouts, held: Weights) -> Array:
     """Updates: bytes of the own shard, and a pass over all gradients."""
-    per_element = target.values["optimizer.bytes"] if target.adam else 16.0
     dense, routed = largest(held.dense), largest(held.routed)
-    ways = np.where(layouts.zero > 0, within, 1.0)
-    routed_ways = np.where(layouts.zero > 0, layouts.dp * layouts.cp, 1.0)
-    owned = dense / ways + routed / routed_ways
-    whole = np.where(layouts.zero >= 2, owned, dense + routed)
-    updates = (owned * (per_element - 6) + whole * 6) / target.memory_rate
-    return np.asarray(np.maximum(updates, update_seconds(target, layouts, owned)))
+    own = owned(layouts, dense, routed)
+    updates = target.update_seconds(own, np.where(layouts.zero >= 2, own, dense + routed))
+    return np.asarray(np.maximum(updates, visit_seconds(target, layouts, own)))
 
 
 def largest(each: tuple[Array, Array, Array]) -> Array:

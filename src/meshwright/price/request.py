@@ -25,14 +25,19 @@ def requested(
 
     With `gpus` and no data-parallel degree asked for, dp is what the other degrees leave. Raises RequestError.
     """
-    own = [word for word in words if word.startswith("cluster.")]
-    others = [word for word in words if not word.startswith("cluster.")]
+    own, others = of_cluster(words)
     if gpus is not None and path is None and not any(word.startswith("mesh.dp=") for word in others):
         others.append("mesh.dp=fill")
     where = cluster_of(cluster, own)
     run = load_run(path, others)
     arch = arch_from_model(run.model)
     return run, planned(run, arch, gpus, where), where
+
+
+def of_cluster(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The `cluster.*` words, and the others."""
+    own = [word for word in words if word.startswith("cluster.")]
+    return own, [word for word in words if word not in own]
 
 
 def planned(run: RunConfig, arch: Arch, gpus: int | None = None, cluster: Cluster | None = None) -> Plan:

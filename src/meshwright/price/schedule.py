@@ -15,7 +15,9 @@ Where a stage recomputes its last block while it waits for a cotangent, each sta
 every backward that comes after a wait.
 
 The step is the largest of these over s. gpipe: two flow shops one after the other. interleaved (Narayanan 2021, section
-2.2): the fill is 1 / v of a round. zb-h1, zb-v (Qi et al. 2023, arXiv:2401.10241, table 1).
+2.2): the fill is 1 / v of a round. zb-h1, zb-v (Qi et al. 2023, arXiv:2401.10241, table 1): full from p and 2p - 1
+micro-batches on. A lone one waits for forward and backward, without weight products, of all other stages, two thirds of
+their work; each further one fills an equal part of what that is more than when full.
 """
 
 from __future__ import annotations
@@ -66,11 +68,18 @@ def pipeline_seconds(
             case Schedule.INTERLEAVED:
                 seconds = m * slowest + (total - slowest) / v + 2 * shown * m * v + 2 * message * (p - 1)
             case Schedule.ZB_H1:
-                seconds = m * slowest + (total - slowest) / 3 + 2 * shown * m + 2 * message * (p - 1)
+                waits = (total - slowest) / 3 * (1 + _missing(m, p))
+                seconds = m * slowest + waits + 2 * shown * m + 2 * message * (p - 1)
             case Schedule.ZB_V:
-                seconds = m * slowest + 2 * shown * m * v + 2 * message * (p - 1)
+                waits = (total - slowest) / 3 * 2 * _missing(m, 2 * p - 1)
+                seconds = m * slowest + waits + 2 * shown * m * v + 2 * message * (p - 1)
         out = np.where(here, seconds, out)
     return np.asarray(out)
+
+
+def _missing(micros: Array, full: Array) -> Array:
+    """The part of the micro-batches that fill a pipeline, besides the first, which are not there."""
+    return np.asarray(np.maximum(full - micros, 0) / np.maximum(full - 1, 1))
 
 
 def _one_f_one_b(layouts: Layouts, stages: Stages, message: Array, shown: Array, hoisted: Array | float) -> Array:

@@ -20,27 +20,35 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from meshwright.arch.resolve import arch_from_model
-from meshwright.config.choices import Offload, OptimizerKind
+from meshwright.config.choices import Offload
 from meshwright.config.errors import RequestError
-from meshwright.config.load import build_run
 from meshwright.config.schema import RunConfig
 from meshwright.plan.front import Request, run_of
-from meshwright.plan.plan import Precision
+from meshwright.plan.plan import Optimizer, Precision
 from meshwright.price import legal
-from meshwright.price.candidates import Group, groups_of, keys_of, known, least_bytes, points_of, trainer_holds
+from meshwright.price.candidates import (
+    Group,
+    groups_of,
+    keys_of,
+    known,
+    least_bytes,
+    offloads,
+    points_of,
+    trained_bytes,
+)
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster
 from meshwright.price.layouts import OFFLOADS, Array
 from meshwright.price.legal import Mesh, Refusal, Space
-from meshwright.price.memory import memories
+from meshwright.price.memory import memories, reserved_bytes
 from meshwright.price.nothing import nothing_fits, nothing_legal
 from meshwright.price.price import Price
+from meshwright.price.ranking import By, Ranking, Row, unbeaten, with_keys
 from meshwright.price.request import planned
 from meshwright.price.target import Target
 from meshwright.price.text import bytes_text
@@ -49,60 +57,9 @@ from meshwright.price.weights import weights
 
 BUDGET = 2_500_000
 _BLOCK = 16_384
+_NEAR = 1.07  # of the device: within that the closed form of the program is of its fold, which decides on what is shown
 _SPARE = 3  # how many more layouts than asked for are priced again as runs
 _TRIES = 20  # how often as many, where the program's fold says that they do not fit
-
-
-class By(StrEnum):
-    """What layouts are ranked by."""
-
-    TIME = "time"
-    COST = "cost"
-    MEMORY = "memory"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A ranked layout: the run's keys that make it, and its price."""
-
-    keys: Mapping[str, Any]
-    price: Price
-
-    @property
-    def words(self) -> list[str]:
-        """`section.key=value`, as one would type them."""
-        return [f"{key}={_word(value)}" for key, value in self.keys.items()]
-
-    def to_json(self, rank: int) -> dict[str, Any]:
-        tables: dict[str, dict[str, Any]] = {"mesh": {}, "parallel": {}, "batch": {}}
-        for key, value in self.keys.items():
-            section, name = key.split(".")
-            tables[section][name] = value
-        price = self.price
-        return {"rank": rank, **tables, "memory_peak": price.memory["peak"], "step_seconds": price.step_seconds,
-                "mfu": price.mfu, "cost": price.dollars_per_step}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """What a search found. `rows` are the best, `pareto` those that nothing beats in both time and memory."""
-
-    run: RunConfig
-    cluster: Cluster
-    gpus: int
-    by: By
-    rows: tuple[Row, ...]
-    pareto: tuple[Row, ...]
-    refused: tuple[Refusal, ...]
-    counts: Mapping[str, int]
-    seconds: float
-    best_of: Mapping[Mesh, tuple[float, float]] = field(default_factory=dict)
-    """Of every mesh with a layout that fits: the least seconds, and the bytes of that layout."""
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def best(self) -> Row:
-        return self.rows[0]
 
 
 @dataclass
@@ -161,7 +118,7 @@ def search(
     rows = _first_rows(shown, fastest if by is not By.MEMORY else _order(points, by), by, top)
     if not rows:
         raise nothing_fits(space, groups, fits if suggest else None)
-    pareto = [row for row in shown.rows(_front(points, fastest), By.TIME) if row.price.fits_trained]
+    front = (row for row in shown.rows(_front(points, fastest), By.TIME) if row.price.fits_trained)
     counts = {
         "enumerated": enumerated + found.moved,
         "legal": enumerated - sum(each.count for each in refused) + found.moved,
@@ -170,16 +127,17 @@ def search(
     }
     best_of = _best_of(groups, points)
     refused += _overfull(space, overfull, best_of)
-    seconds = time.perf_counter() - begin
-    found_rows = tuple(rows), tuple(pareto), tuple(refused)
-    return Ranking(run, where, gpus, by, *found_rows, counts, seconds, best_of, fixed or {})
+    return Ranking(
+        run, where, gpus, by, tuple(rows), tuple(unbeaten([*rows, *front])), tuple(refused), counts,
+        time.perf_counter() - begin, best_of, fixed or {},
+    )  # fmt: skip
 
 
 def space_of(run: RunConfig, gpus: int, cluster: Cluster, fixed: Mapping[str, Any]) -> Space:
     """What is searched for a run."""
     precision = Precision(run.precision.compute, run.precision.reduce, run.precision.master)
-    adam = run.optimizer.kind is OptimizerKind.ADAMW
-    target = Target(arch_from_model(run.model), run.data.sequence_length, precision, cluster, adam=adam)
+    moments = Optimizer(run.optimizer.kind).num_moments
+    target = Target(arch_from_model(run.model), run.data.sequence_length, precision, cluster, num_moments=moments)
     always = {"parallel.asynchronous_tensor": run.parallel.asynchronous_tensor}
     return Space(target, gpus, run.batch.global_, {**always, **fixed}, split=not run.parallel.compile)
 
@@ -241,23 +199,24 @@ def _price_block(
     points = points_of(space, group, inside, outside, asked)
     memory = memories(space.target, points, weights(space.target, points))
     room = space.target.cluster.device.memory_bytes
-    fits = memory.reserved <= room
-    fits &= trainer_holds(space, points, fits)
+    near = room * (_NEAR if space.target.is_literal else 1)
+    trained = trained_bytes(space, points, memory.reserved <= near)
+    fits = (memory.reserved <= near) & (trained <= room * _NEAR)
+    surely = (memory.reserved <= room) & (trained <= room)
     found.priced += len(points)
     failed = int((~fits).sum())
     kept = [_reached(space, group, number, inside[fits], outside[fits], asked, memory.reserved[fits])]
-    if "parallel.offload" not in space.fixed and not fits.all():
+    if "parallel.offload" not in space.fixed and not surely.all():
         for kind, away in ((Offload.OPTIMIZER, memory.optimizer + memory.master), (Offload.PARAMS, memory.parameters)):
-            able = ~fits & (away > 0) & (memory.reserved - away <= room)
-            if kind is Offload.PARAMS:
-                able &= (points.zero == 3) & (points.reshard > 0)
+            able = ~surely & (away > 0) & (reserved_bytes(space.target, memory.peak - away) <= room)
+            able &= offloads(kind, points.zero, points.reshard)
             if not able.any():
                 continue
             index = OFFLOADS.index(kind)
             moved = points_of(space, group, inside[able], outside[able], index)
             there = memories(space.target, moved, weights(space.target, moved)).reserved
-            good = there <= room
-            good &= trainer_holds(space, moved, good)
+            good = there <= near
+            good &= trained_bytes(space, moved, good) <= room * _NEAR
             found.priced += len(moved)
             found.moved += len(moved)
             failed += int((~good).sum())
@@ -313,15 +272,6 @@ def _best_of(groups: list[Group], points: Mapping[str, np.ndarray]) -> dict[Mesh
     return best
 
 
-def with_keys(run: RunConfig, keys: Mapping[str, Any]) -> RunConfig:
-    """The run with other keys."""
-    tables = run.tables()
-    for key, value in keys.items():
-        section, name = key.split(".")
-        tables[section][name] = value
-    return build_run(tables)
-
-
 def _first_rows(shown: _Shown, order: np.ndarray, by: By, top: int) -> list[Row]:
     """The best layouts, `top` of them where as many are found among the first: closed forms may say that more fit."""
     size = top * _SPARE
@@ -347,9 +297,8 @@ class _Shown:
 
     def rows(self, chosen: np.ndarray, by: By) -> list[Row]:
         """Those of the chosen that fit, best first."""
-        rows = [row for row in map(self._row, map(int, chosen)) if row.price.fits]
-        value = {By.MEMORY: lambda row: (row.price.memory["peak"], row.price.step_seconds)}
-        return sorted(rows, key=value.get(by, lambda row: (row.price.step_seconds, row.price.memory["peak"])))
+        rows = (row for row in map(self._row, map(int, chosen)) if row.price.fits)
+        return by.ordered(rows)
 
     def _row(self, index: int) -> Row:
         if index not in self._priced:
@@ -373,9 +322,3 @@ def _overfull(
             rule = f"must fit in {bytes_text(room)}; the least of this mesh is {bytes_text(least)}"
             rows.append(Refusal(mesh, rule, count, works))
     return rows
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "[" + ",".join(map(str, value)) + "]" if isinstance(value, list) else str(value)

@@ -30,10 +30,10 @@ from meshwright.plan.program import Program
 from meshwright.price.cluster import Cluster
 from meshwright.price.compute import Units, straggling, units
 from meshwright.price.layouts import Layouts, of_plan
-from meshwright.price.links import Way, message_seconds, way
+from meshwright.price.links import Way, way
 from meshwright.price.replicas import Replicas, replicas
 from meshwright.price.target import Target, target_of
-from meshwright.price.times import Block, block_seconds
+from meshwright.price.times import Block, block_seconds, border_seconds
 from meshwright.price.weights import weights
 
 __all__ = ["Clock", "simulated", "simulated_seconds"]
@@ -72,7 +72,7 @@ class Clock:
         if action.op is Op.UPDATE:
             return self._update(program, action)
         if action.op in (Op.RECEIVE, Op.SEND):  # whichever end is asked: the message is the same
-            return self._message()
+            return self._border
         moved = transfer(self.plan, program, action)
         if moved is None or action.group is None:
             return 0.0
@@ -129,15 +129,12 @@ class Clock:
     def _update(self, program: Program, action: Action) -> float:
         bucket = program.buckets[action.bucket]
         ways = sharding_group(self.plan, bucket.replicas).size if self.plan.sharding.stage else 1
-        each = self.target.values["optimizer.bytes"] if self.target.adam else 16.0
-        whole = bucket.numel if self.plan.sharding.stage < 2 else bucket.numel / ways
-        return float((bucket.numel / ways * (each - 6) + whole * 6) / self.target.memory_rate)
+        owned = bucket.numel / ways
+        return float(self.target.update_seconds(owned, bucket.numel if self.plan.sharding.stage < 2 else owned))
 
-    def _message(self) -> float:
-        tokens = self._layouts.micro * self.target.sequence / self._layouts.cp
-        cut = np.where(self._layouts.sequence > 0, self._layouts.tp, 1.0)
-        num_bytes = tokens * self.target.shapes.hidden * self.target.stored / cut
-        return float(message_seconds(self.target, num_bytes, self._stride(GroupName.PP), self._layouts.pp)[0])
+    @cached_property
+    def _border(self) -> float:
+        return float(border_seconds(self.target.literal, self._layouts)[0])
 
     def _way(self, name: GroupName) -> Way:
         if name not in self._ways:

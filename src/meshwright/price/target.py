@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from meshwright.arch.arch import Arch
 from meshwright.config.choices import Dtype, Family
 from meshwright.config.errors import RequestError
 from meshwright.plan.plan import Plan, Precision
 from meshwright.price.cluster import Attention, Cluster, Elementwise, Following, Host, Loss, year_month
 from meshwright.price.constants import VALUES
+from meshwright.price.layouts import Array
 from meshwright.price.shapes import Shapes, shapes
 
+_PLAIN_UPDATE, _GRADIENT_PASS = 16.0, 6.0  # bytes an element: an update without moments; of any, its pass for the norm
 _BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "float4": 4}
 
 
@@ -25,7 +29,7 @@ class Target:
     precision: Precision
     cluster: Cluster
     values: Mapping[str, float] = field(default_factory=lambda: VALUES)
-    adam: bool = True
+    num_moments: int = 2
 
     def __post_init__(self) -> None:
         if self.cluster.constants:
@@ -34,7 +38,7 @@ class Target:
     @property
     def direct(self) -> bool:
         """Whether gathers and scatters go point to point, as they do on gloo, instead of round a ring."""
-        return self.cluster.device.generation == "cpu"
+        return self.cluster.device.is_cpu
 
     @property
     def shapes(self) -> Shapes:
@@ -44,6 +48,11 @@ class Target:
     def stored(self) -> int:
         """Bytes of a parameter or an activation: 8-bit products read 16-bit tensors."""
         return max(2, self.precision.compute.num_bytes)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes an element of moments and master copies."""
+        return self.precision.master.num_bytes * (self.num_moments + self.precision.has_master)
 
     @property
     def low_precision(self) -> bool:
@@ -123,6 +132,11 @@ class Target:
         device = self.cluster.device
         return device.memory_bytes_per_s * (device.memory_share or self.values["memory.share"])
 
+    def update_seconds(self, owned: Array | float, whole: Array | float) -> Array:
+        """Of `owned` elements, after a pass over the `whole` gradients that a rank has: bytes through memory."""
+        each = self.values["optimizer.bytes"] if self.num_moments else _PLAIN_UPDATE
+        return np.asarray((owned * (each - _GRADIENT_PASS) + whole * _GRADIENT_PASS) / self.memory_rate)
+
     @property
     def predicted(self) -> int:
         """Further tokens predicted in training, each a block and a head on the last stage (arXiv:2412.19437, 2.2)."""
@@ -172,8 +186,8 @@ class Target:
 
 def target_of(plan: Plan, cluster: Cluster, values: Mapping[str, float] = VALUES) -> Target:
     """What a plan is priced for."""
-    adam = plan.optimizer.kind.value == "adamw"
-    return Target(plan.arch, plan.data.sequence_length, plan.precision, cluster, values, adam)
+    moments = plan.optimizer.num_moments
+    return Target(plan.arch, plan.data.sequence_length, plan.precision, cluster, values, moments)
 
 
 def precision(compute: Dtype, reduce: Dtype = Dtype.FLOAT32, master: Dtype = Dtype.FLOAT32) -> Precision:

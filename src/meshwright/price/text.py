@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from meshwright.config.counted import counted
 from meshwright.price.memory import CATEGORIES
 
 if TYPE_CHECKING:
     from meshwright.price.price import Price
+
+PART_NAMES = {
+    "compute": "computation", "tp": "tensor", "cp": "context", "ep": "experts", "pp": "messages", "dp": "replicas",
+    "bubble": "bubble", "optimizer": "optimizer", "other": "host", "data": "data",
+}  # fmt: skip
+"""Parts of a step, where a word must do."""
 
 _WORDS = {
     "compute": "computation", "tp": "tensor axis", "cp": "context axis", "ep": "expert axis",
@@ -116,9 +123,3 @@ def seconds_text(seconds: float) -> str:
         if seconds >= 10 * scale:
             return f"{seconds / scale:,.1f} {unit}"
     return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:.2f} ms"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 mesh`, `2 meshes`, `1 micro-batch`."""
-    plural = noun + ("es" if noun.endswith(("s", "h")) else "s")
-    return f"{number:,} {noun if number == 1 else plural}"

@@ -15,7 +15,6 @@ import numpy as np
 
 from meshwright.config.choices import Recompute
 from meshwright.layout.axes import Axis
-from meshwright.price.cluster import Following
 from meshwright.price.compute import Units, straggling
 from meshwright.price.exposure import step_exposed
 from meshwright.price.layouts import RECOMPUTES, Array, Layouts
@@ -95,7 +94,7 @@ def block_seconds(target: Target, layouts: Layouts, units: Units, replica: Repli
     if target.legacy:
         sharded = replica.forward + replica.backward
         before = replica.forward
-    elif target.cluster.software.following is Following.LITERAL:  # what does not hide: slots.py
+    elif target.is_literal:  # what does not hide: slots.py
         before = slow * np.minimum(replica.forward, front)
         sharded = before + slow * np.minimum(replica.backward, alone)
     else:
@@ -118,12 +117,11 @@ def times(target: Target, layouts: Layouts, units: Units, held: Weights) -> Time
     embedding = units.embedding_forward + outer / 2, units.embedding_backward + outer / 2
     head = units.head_forward + units.exchanged.tp_head, units.head_backward + outer / 2
     heads = tuple((1 + further) * each + further * part for each, part in zip(head, _passes(block), strict=True))
-    literal = target.cluster.software.following is Following.LITERAL
-    shown = _shown(layouts, replica, units, block) if literal else None
+    shown = _shown(layouts, replica, units, block) if target.is_literal else None
     stages = _stages(layouts, _passes(block), embedding, (heads[0], heads[1]), shown)
-    message = _message(target, layouts, literal)
-    hidden = 0.0 if target.legacy or literal else target.values["overlap.border"]
-    hoisted = _hoisted(layouts, block) if literal else 0.0
+    message = border_seconds(target, layouts)
+    hidden = 0.0 if target.legacy or target.is_literal else target.values["overlap.border"]
+    hoisted = _hoisted(layouts, block) if target.is_literal else 0.0
     run = on_shared_processors(target, layouts, stages, message, hidden, hoisted)
     still = on_shared_processors(target, layouts, stages, np.zeros_like(message), hidden, hoisted)
     inner, tail = sum(stages.inner), sum(stages.last)
@@ -215,10 +213,10 @@ def _stages(layouts: Layouts, block: Pair, embedding: Pair, head: Pair, shown: S
     return Stages(*pairs)
 
 
-def _message(target: Target, layouts: Layouts, literal: bool) -> Array:
-    """Seconds of a border value: its tokens are cut over tp under sequence parallel, and by usual stacks always."""
+def border_seconds(target: Target, layouts: Layouts) -> Array:
+    """A message between stages: its tokens are cut over tp under sequence parallel, and by usual stacks always."""
     tokens = layouts.micro * target.sequence / layouts.cp
-    cut = layouts.tp if not literal else np.where(layouts.sequence > 0, layouts.tp, 1.0)
+    cut = np.where((layouts.sequence > 0) | (not target.is_literal), layouts.tp, 1.0)
     num_bytes = tokens * target.shapes.hidden * target.stored / cut
     return message_seconds(target, num_bytes, layouts.stride(Axis.PP), layouts.pp)
 

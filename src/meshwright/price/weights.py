@@ -93,3 +93,18 @@ def weights(target: Target, layouts: Layouts) -> Weights:
         (first_blocks * dense + outer_first, layouts.most * dense, last_blocks * dense + ~both * last),
         (first_blocks * routed, layouts.most * routed, last_blocks * routed),
     )
+
+
+def shards(layouts: Layouts) -> Array:
+    """Ranks that share out what all replicas hold; experts are shared out over all of theirs, dp x cp."""
+    return np.where(layouts.within > 0, layouts.within, layouts.dp * layouts.ep * layouts.cp)
+
+
+def shard(layouts: Layouts, dense: Array, routed: Array) -> Array:
+    """Elements of a rank's shard."""
+    return np.asarray(dense / shards(layouts) + routed / (layouts.dp * layouts.cp))
+
+
+def owned(layouts: Layouts, dense: Array, routed: Array) -> Array:
+    """Elements that a rank updates: its shard from ZeRO-1 on."""
+    return np.where(layouts.zero > 0, shard(layouts, dense, routed), dense + routed)

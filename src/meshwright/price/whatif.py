@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.config.counted import counted
 from meshwright.config.errors import RequestError
 from meshwright.config.schema import RunConfig
-from meshwright.price.advice import short
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster
 from meshwright.price.price import Price
+from meshwright.price.ranking import Ranking, short, with_keys
 from meshwright.price.request import planned
-from meshwright.price.search import Ranking, search, with_keys
-from meshwright.price.text import counted, seconds_text
+from meshwright.price.search import search
+from meshwright.price.text import seconds_text
 
 __all__ = ["Case", "budget", "budget_told", "cases", "slower", "tokens_of", "told"]
 
@@ -57,8 +58,8 @@ def cases(ranking: Ranking) -> Iterator[Case]:
         if (count := int(gpus * factor)) >= 1:
             yield ask("strong scaling", counted(count, "device"), run, count, cluster)
     for factor in (0.5, 1, 2, 4):
-        count, batch = int(gpus * factor), int(run.batch.global_ * factor)
-        if count >= 1 and batch >= 1:
+        count = int(gpus * factor)
+        if batch := run.batch.global_ * count // gpus:
             more = with_keys(run, {"batch.global": batch})
             yield ask("weak scaling", f"{counted(count, 'device')}, {counted(batch, 'sequence')}", more, count, cluster)
     for factor in (0.5, 0.25):
@@ -69,7 +70,7 @@ def cases(ranking: Ranking) -> Iterator[Case]:
         if batch >= 1:
             longer = with_keys(run, {"data.sequence_length": length, "batch.global": batch})
             yield ask("longer sequences", f"{length} tokens, {counted(batch, 'sequence')}", longer, gpus, cluster)
-    if cluster.device.generation != "cpu":
+    if not cluster.device.is_cpu:
         for name in _OTHERS:
             if name != cluster.name:
                 yield ask("other devices", name, run, gpus, cluster_of(name))
@@ -167,9 +168,9 @@ def budget(price: Price, tokens: float) -> Mapping[str, float]:
 def budget_told(price: Price, tokens: float) -> tuple[Mapping[str, float], list[str]]:
     """The same as data and as lines."""
     found = budget(price, tokens)
-    dollars = f", {found['dollars']:,.0f} dollars" if found["dollars"] else ", price a device hour unknown"
+    dollars = f"{found['dollars']:,.0f} dollars" if found["dollars"] else "the price of a device hour is unknown"
     line = (
-        f"  {tokens:.3g} tokens: {found['steps']:,.0f} steps, {found['hours'] / 24:,.1f} days, "
-        f"{found['device_hours']:,.0f} device hours{dollars} (without failures)"
+        f"  {tokens:.3g} tokens: {counted(int(found['steps']), 'step')}, {seconds_text(found['hours'] * 3600)}, "
+        f"{found['device_hours']:,.1f} device hours, {dollars} (without failures)"
     )
     return found, ["budget:", line]

@@ -16,18 +16,21 @@ from typing import Any
 
 from meshwright.arch.arithmetic import parameters
 from meshwright.config.choices import Schedule
+from meshwright.config.counted import counted
 from meshwright.layout.axes import Axis, Degrees
 from meshwright.plan.canonical import canonical
 from meshwright.plan.folds.timeline import planned_timeline
 from meshwright.plan.plan import Plan
 from meshwright.plan.schedules import Work
-from meshwright.price.advice import Advice, collisions, short, topology
-from meshwright.price.failures import checkpoint_bytes
+from meshwright.price.advice import Advice
+from meshwright.price.failures import written_bytes
 from meshwright.price.layouts import of_plan
 from meshwright.price.memory import by_stage
 from meshwright.price.price import Price
-from meshwright.price.search import Row
+from meshwright.price.ranking import Row, short
 from meshwright.price.simulate import Clock
+from meshwright.price.text import PART_NAMES
+from meshwright.price.topology import collisions, topology
 from meshwright.price.weights import weights
 from meshwright.report.schedule import colours_told, draw_svg
 from meshwright.report.style import style
@@ -36,7 +39,6 @@ __all__ = ["page_data", "plan_page", "timeline"]
 
 _DRAWN = 30_000  # actions of units that a timeline is worth
 _NODES = 8  # nodes that the map shows
-_SPLIT = (Schedule.ZB_H1, Schedule.ZB_V)
 _SCRIPTS = ("words", "state", "whatif", "table", "chosen", "pareto", "mesh", "lists", "main")
 """In this order, as one script: each uses what those before it define."""
 
@@ -44,9 +46,9 @@ _SCRIPTS = ("words", "state", "whatif", "table", "chosen", "pareto", "mesh", "li
 def plan_page(advice: Advice) -> str:
     """The page of a ranking, as HTML."""
     data = json.dumps(page_data(advice), allow_nan=False).replace("<", "\\u003c")
-    title = f"{advice.ranking.run.model.preset or advice.ranking.run.name} on {advice.ranking.gpus} devices"
+    title = f"{advice.ranking.run.model.preset or advice.ranking.run.name} on {counted(advice.ranking.gpus, 'device')}"
     plan = advice.price.plan
-    works = [work for work in Work if work is not Work.WEIGHT or plan.pipeline.schedule in _SPLIT]
+    works = [work for work in Work if work is not Work.WEIGHT or plan.pipeline.schedule.is_split]
     key = colours_told(works) if plan.degrees.pp > 1 else ""
     parts = {"TITLE": escape(title), "CSS": style(), "TIMELINE": timeline(plan, advice.price), "KEY": key,
              "JS": _script(), "DATA": data}  # fmt: skip
@@ -62,13 +64,12 @@ def page_data(advice: Advice) -> dict[str, Any]:
     ordered = sorted(rows.items(), key=lambda item: item[1].price.step_seconds)
     return {
         "model": {"name": ranking.run.model.preset or plan.arch.family, "parameters": parameters(plan.arch),
-                  "tokens": plan.batch.sequences * plan.data.sequence_length,
-                  "checkpoint_bytes": checkpoint_bytes(plan)},
+                  "tokens": plan.batch.sequences * plan.data.sequence_length},
         "cluster": {"name": cluster.name, "device": cluster.device.name, "room": cluster.device.memory_bytes,
                     "devices": cluster.node.devices, "dollars": cluster.price.dollars_per_device_hour,
                     "host": cluster.node.host_bytes_per_s},
         "gpus": ranking.gpus, "counts": dict(ranking.counts), "seconds": ranking.seconds, "by": ranking.by.value,
-        "spread": price.spread,
+        "spread": price.spread, "parts": PART_NAMES,
         "rows": [_row(row, words in front) for words, row in ordered],
         "meshes": [{"mesh": list(mesh), "seconds": seconds, "bytes": size}
                    for mesh, (seconds, size) in ranking.best_of.items()],
@@ -87,6 +88,7 @@ def _row(row: Row, front: bool) -> dict[str, Any]:
         "zero": price.plan.sharding.stage, "micro": price.plan.batch.micro, "schedule": _schedule(price.plan),
         "recompute": price.plan.execution.recompute.value, "seconds": price.step_seconds, "mfu": price.mfu,
         "peak": price.memory["peak"], "reserved": price.memory["reserved"], "dollars": price.dollars_per_step,
+        "written": written_bytes(price),
         "trained": None if price.is_folded else price.trained_peak,
         "parts": dict(price.parts), "front": front, "stages": _stages(price),
         "lanes": [lane.to_json() for lane in topology(price)],

@@ -40,7 +40,7 @@ def peak_of(plan: Plan, cluster: Cluster, device: str, hosts: Sequence[str], thr
 
     `hosts`: the name of each rank's. `threads`: of each rank's operations.
     """
-    on_cpu = cluster.device.generation == "cpu"
+    on_cpu = cluster.device.is_cpu
     if (device == "cpu") is not on_cpu:
         return None
     try:

@@ -22,10 +22,10 @@ from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run
 from meshwright.config.schema import RunConfig
 from meshwright.plan.plan import Plan
-from meshwright.price.advice import short
 from meshwright.price.failures import checkpoint_bytes
 from meshwright.price.price import Price, price
-from meshwright.price.search import search, with_keys
+from meshwright.price.ranking import short, with_keys
+from meshwright.price.search import search
 from meshwright.price.text import bytes_text, seconds_text
 from meshwright.train.stopwatch import CAUSES, by_cause
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from meshwright.arch.arithmetic import parameters
+from meshwright.config.counted import counted
 from meshwright.data import Dataset
 from meshwright.layout.axes import Axis
 from meshwright.observe.figures import bytes_text, duration_text, rate_text, table_lines
@@ -63,7 +64,7 @@ def beginning(job: Job, dataset: Dataset, engine: Engine) -> Iterator[str]:
 def layout_text(plan: Plan) -> str:
     """2 ranks: dp 2."""
     degrees = [f"{axis} {plan.degrees.on(axis)}" for axis in Axis if plan.degrees.on(axis) > 1]
-    ranks = f"{plan.degrees.ranks} rank{'s' if plan.degrees.ranks > 1 else ''}"
+    ranks = counted(plan.degrees.ranks, "rank")
     zero = f", ZeRO {plan.sharding.stage}" if plan.sharding.stage else ""
     return f"{ranks}{': ' if degrees else ''}{' x '.join(degrees)}{zero}"
 
@@ -73,8 +74,8 @@ def _batch_text(plan: Plan) -> str:
     ways = plan.degrees.dp * plan.degrees.ep
     sequences, length = plan.batch.sequences, plan.data.sequence_length
     return (
-        f"{sequences} sequences of {length} tokens a step = {ways} batch ranks x {plan.accumulation} micro-batches "
-        f"x {plan.batch.micro} sequences"
+        f"{counted(sequences, 'sequence')} of {length} tokens a step = {counted(ways, 'batch rank')} x "
+        f"{counted(plan.accumulation, 'micro-batch')} x {counted(plan.batch.micro, 'sequence')}"
     )
 
 

@@ -22,6 +22,16 @@ def test_the_plan_in_sections(capsys: pytest.CaptureFixture[str]) -> None:
     assert "3,083,008 parameters" in text
 
 
+def test_one_of_each_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was 1 ranks, 1 micro-batches and 1 batch rank."""
+    text = told(capsys, "mesh.dp=1", "batch.global=1", "batch.micro=1", "model.preset=demo")
+    assert "1 sequence = 256 tokens an optimizer step" in text
+    assert "1 = 1 sequence a micro-batch x 1 micro-batch x 1 batch rank" in text
+    assert "1 rank, outermost first" in text
+    text = told(capsys, "mesh.dp=1", "mesh.pp=2", "batch.global=1", "batch.micro=1", "--schedule")
+    assert "1f1b, 1 micro-batch, bubble" in text
+
+
 def test_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
     text = told(capsys, "mesh.dp=4", "--rank", "3")
     assert text.startswith("rank 3 of 4: dp 3 of 4\n")

@@ -1,12 +1,24 @@
 """Young, Daly and goodput against a simulation; what lost ranks take, against ownership counted by hand."""
 
 import random
+from math import prod
 
 import pytest
 
 import meshwright as mw
+from meshwright.checkpoint.state import owned_state, shapes
 from meshwright.config.load import load_run
-from meshwright.price.failures import daly, goodput, goodput_told, lost, young
+from meshwright.price.catalogue import cluster_of
+from meshwright.price.failures import (
+    checkpoint_bytes,
+    daly,
+    goodput,
+    goodput_told,
+    lost,
+    lost_told,
+    written_bytes,
+    young,
+)
 from tests.unit.price.ask import ask
 
 
@@ -48,6 +60,24 @@ def test_what_is_sharded_goes_unless_copies_exist(zero: int, within: int, gone: 
         assert state.holders == (3,)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["mesh.dp=2", "parallel.zero=1"], ["still on rank 1", "1 piece gone"]),
+        (["mesh.dp=4"], ["still on 3 ranks, the first of them 1", "nothing is gone"]),
+        (["mesh.dp=1"], ["GONE", "2 pieces gone"]),
+    ],
+)
+def test_what_is_lost_is_told_in_its_number(words: list[str], told: list[str]) -> None:
+    """It was "1 pieces are gone", and "still on 1 ranks, the first 1"."""
+    lines = "\n".join(lost_told(mw.plan(load_run(None, words)), [0])[1])
+    assert all(each in lines for each in told)
+
+
+def test_one_device_fails_alone() -> None:
+    assert "on 1 device;" in "\n".join(goodput_told(ask("mesh.dp=1"), 50_000, 300.0)[1])
+
+
 def test_pipeline_neighbours_hold_nothing_of_each_other() -> None:
     losses = lost(mw.plan(load_run(None, ["mesh.dp=1", "mesh.pp=2"])), [0])
     assert all(not each.holders for each in losses)
@@ -86,3 +116,33 @@ def test_dalys_interval_is_told_as_it_is_where_a_step_takes_longer() -> None:
     found, _ = goodput_told(price, 1e-4, 300.0, 0.001)
     assert found["daly_s"] == daly(0.001, found["mtbf_s"])
     assert found["daly_s"] < price.step_seconds == found["interval_s"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("adamw", "precision.compute=bfloat16"),
+        ("sgd", "optimizer.weight_decay=0"),
+        ("adamw", "precision.compute=float64"),
+    ],
+)
+def test_a_checkpoint_is_as_large_as_the_trainer_writes_it(kind: str, words: str) -> None:
+    """Parameters were counted twice beside a master copy: the file has one weight, of the master's type."""
+    plan = mw.plan(load_run(None, ["mesh.dp=2", f"optimizer.kind={kind}", words]))
+    assert checkpoint_bytes(plan) == sum(prod(shape) * dtype.itemsize for shape, dtype in shapes(plan).values())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["mesh.dp=4"],
+        ["mesh.dp=4", "parallel.zero=1"],
+        ["mesh.dp=4", "parallel.zero=3", "parallel.zero_shard_within=2"],
+        ["mesh.dp=2", "mesh.tp=2", "mesh.pp=2", "parallel.zero=2"],
+    ],
+)
+def test_a_checkpoint_blocks_while_the_rank_that_writes_most_copies(words: list[str]) -> None:
+    """It was the checkpoint over all ranks, also where one replica writes all of it."""
+    plan = mw.plan(load_run(None, words))
+    most = max(sum(piece.rectangle.numel for piece in pieces) for pieces in owned_state(plan).values())
+    assert written_bytes(mw.price(plan, cluster_of("h100-sxm"))) == pytest.approx(12 * most, rel=0.02)

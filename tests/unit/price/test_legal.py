@@ -9,8 +9,9 @@ from meshwright.layout.axes import Axis
 from meshwright.price import legal
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.layouts import CONTEXTS
+from meshwright.price.ranking import with_keys
 from meshwright.price.request import planned
-from meshwright.price.search import search, space_of, with_keys
+from meshwright.price.search import search, space_of
 
 ROUTED = ("model.preset=qwen3-30b-a3b", "model.layers=4", "data.sequence_length=96", "batch.global=24")
 DENSE = ("model.preset=llama3-8b", "model.layers=4", "model.heads=24", "model.kv_heads=6", "model.head_dim=64",

@@ -11,8 +11,9 @@ import pytest
 from meshwright.arch.resolve import arch_from_model
 from meshwright.config.load import load_run
 from meshwright.price.catalogue import cluster_of
+from meshwright.price.ranking import with_keys
 from meshwright.price.request import planned
-from meshwright.price.search import search, with_keys
+from meshwright.price.search import search
 from tests.unit.price import published
 
 _TIMED = [row for row in published.rows() if row["measured"].get("iter_time_s")]

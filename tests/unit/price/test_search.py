@@ -13,15 +13,18 @@ from meshwright.layout.axes import DEFAULT_ORDER, Axis
 from meshwright.parallel.support import check_supported
 from meshwright.plan.stages import balanced
 from meshwright.price import legal
-from meshwright.price.advice import Advice, topology
+from meshwright.price.advice import Advice
 from meshwright.price.candidates import groups_of, has_legal, points_of, priced_units
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.nothing import nothing_fits
 from meshwright.price.price import Price
+from meshwright.price.ranking import By, Ranking, short, with_keys
 from meshwright.price.request import planned
-from meshwright.price.search import By, Ranking, search, space_of, with_keys
+from meshwright.price.search import search, space_of
 from meshwright.price.times import times
+from meshwright.price.topology import topology
 from meshwright.price.weights import weights
+from tests.unit.price.ask import ask
 
 WORDS = ("model.preset=llama3-8b", "data.sequence_length=8192", "batch.global=32", "precision.compute=bfloat16")
 
@@ -62,10 +65,14 @@ def test_rows_fit_are_accepted_by_the_rules_and_ordered(sixteen: Ranking) -> Non
     assert len({row.price.plan.hash for row in sixteen.rows}) == len(sixteen.rows)
 
 
-def test_front_has_nothing_that_another_layout_beats(sixteen: Ranking) -> None:
-    points = [(row.price.step_seconds, row.price.memory["reserved"]) for row in sixteen.pareto]
-    assert len(points) > 3
-    assert [memory for _, memory in points] == sorted((memory for _, memory in points), reverse=True)
+def test_the_front_is_all_that_is_shown_and_nothing_shown_beats(sixteen: Ranking) -> None:
+    """Closed forms chose it: by the prices shown beside it, a ranked layout beat one "that nothing is better than"."""
+    for ranking in (sixteen, search(load_run(None, []), 2, cluster_of("local", calibrated=False))):
+        shown = {(row.price.step_seconds, row.price.memory["peak"]) for row in (*ranking.rows, *ranking.pareto)}
+        beaten = {one for one in shown for other in shown if other != one and other[0] <= one[0] and other[1] <= one[1]}
+        front = [(row.price.step_seconds, row.price.memory["peak"]) for row in ranking.pareto]
+        assert len(front) > 3
+        assert front == sorted(shown - beaten)
 
 
 def test_by_memory_is_the_least_of_all(sixteen: Ranking) -> None:
@@ -245,6 +252,24 @@ def test_advice_prices_habits_beside_the_winner(sixteen: Ranking) -> None:
     assert any("does not fit" in line or "%" in line for line in advice.changes())
 
 
+def test_layouts_that_differ_read_differently() -> None:
+    """With and without sequence parallel, and rings of groups, were one layout in words, with two prices."""
+    by_memory = search(load_run(None, []), 4, cluster_of("local", calibrated=False), By.MEMORY)
+    groups = ranked(fixed={"mesh.cp": 16, "mesh.dp": 1, "parallel.context": "ring"})
+    for ranking in (by_memory, groups):
+        told = {tuple(row.words): short(row.keys) for row in (*ranking.rows, *ranking.pareto)}
+        assert len(set(told.values())) == len(told) > 3
+
+
+def test_what_fits_one_device_only_with_states_elsewhere_does_not_fit_it() -> None:
+    """The tree said "it fits one device, so only data parallel", and then that no such layout fits."""
+    alone = Advice(ranked(gpus=1))
+    assert {row.keys["parallel.offload"] for row in alone.ranking.rows} == {"optimizer"}
+    assert max(row.keys["batch.micro"] for row in alone.ranking.rows) == 2  # which was held for too much
+    assert "fits one device" not in alone.tree[0]
+    assert alone.lines()[-1] == "one rank sends nothing"
+
+
 @pytest.mark.parametrize(
     ("words", "fixed", "missing", "runs"),
     [
@@ -306,3 +331,30 @@ def test_counts_are_a_funnel() -> None:
     assert counts["enumerated"] >= counts["legal"] >= counts["priced"] >= counts["fitting"]
     home = search(load_run(None, big), 16, "h100-sxm", fixed={"parallel.offload": "none"}).counts
     assert home["legal"] < counts["legal"]
+
+
+def test_what_fits_by_the_fold_alone_is_found() -> None:
+    """Closed forms say up to 7 % more than the program's fold: an 8B model on three devices of 25 GB was told to need
+    twice their memory, and to fit on six."""
+    words = ["model.preset=llama3-8b", "data.sequence_length=1024", "batch.global=24", "precision.compute=bfloat16"]
+    found = search(load_run(None, words), 3, "rtx4090", top=2)
+    assert [row.keys["batch.micro"] for row in found.rows] == [2, 1]
+    assert all(row.price.fits and row.price.fits_trained for row in found.rows)
+
+
+@pytest.mark.parametrize("offload", [None, "none", "optimizer"])
+def test_what_is_least_needed_is_of_the_offload_that_may_be_chosen(offload: str | None) -> None:
+    """It was of states at home, whatever was asked for."""
+    words = ["model.preset=llama3-8b", "data.sequence_length=8192", "batch.global=24", "precision.compute=bfloat16"]
+    fixed = {} if offload is None else {"parallel.offload": offload}
+    with pytest.raises(RequestError) as error:
+        search(load_run(None, words), 3, "rtx4090", fixed=fixed)
+    assert ("--gpus 12" in str(error.value)) is (offload == "none")
+    assert "--gpus 6" in str(error.value) or offload == "none"
+
+
+def test_sharded_parameters_stay_where_the_master_copy_lives_elsewhere() -> None:
+    """Usual trainers' master copy at ZeRO-3 is the parameter; with it elsewhere, both were on no device."""
+    words = ("model.preset=llama3.1-70b", "batch.global=8", "batch.micro=1", "mesh.dp=8", "parallel.zero=3")
+    price = ask(*words, "precision.compute=bfloat16", "parallel.offload=optimizer")
+    assert price.memory["parameters"] == pytest.approx(70.55e9 * 2 / 8, rel=0.01)

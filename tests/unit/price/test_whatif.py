@@ -1,13 +1,16 @@
 """What if: answers follow the direction of the question, and budgets the arithmetic."""
 
 import dataclasses
+from itertools import islice
 
 import pytest
 
 from meshwright.config.load import load_run
 from meshwright.price.catalogue import cluster_of
-from meshwright.price.search import Ranking, search
-from meshwright.price.whatif import Case, budget, cases, slower, tokens_of, told
+from meshwright.price.ranking import Ranking
+from meshwright.price.search import search
+from meshwright.price.whatif import Case, budget, budget_told, cases, slower, tokens_of, told
+from tests.unit.price.ask import ask
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +32,16 @@ def test_more_devices_take_less_time_and_lose_efficiency(answers: dict[tuple[str
     assert strong[1].efficiency == pytest.approx(1.0)
     assert strong[1].kept_seconds == pytest.approx(strong[1].seconds)
     assert strong[3].efficiency < 1
+
+
+def test_weak_scaling_gives_every_device_as_much() -> None:
+    """Half of 7 devices is 3, and got half the sequences, 10 of 21: more than 3 a device, and none that 3 divide."""
+    words = ("model.preset=gpt2", "data.sequence_length=512", "batch.global=21", "precision.compute=bfloat16")
+    fixed = {"mesh.tp": 1, "mesh.pp": 1, "mesh.cp": 1}
+    first = islice(cases(search(load_run(None, words), 7, "h100-sxm", fixed=fixed, top=1)), 8)
+    weak = [case.name for case in first if case.question == "weak scaling"]
+    assert weak == ["3 devices, 9 sequences", "7 devices, 21 sequences", "14 devices, 42 sequences",
+                    "28 devices, 84 sequences"]  # fmt: skip
 
 
 def test_slower_links_never_help(answers: dict[tuple[str, str], Case], ranking: Ranking) -> None:
@@ -58,6 +71,14 @@ def test_a_budget_is_steps_times_seconds(ranking: Ranking) -> None:
     assert found["steps"] == -(-1e9 // tokens_of(price))
     assert found["dollars"] == pytest.approx(found["device_hours"] * 12.29)
     assert found["device_hours"] == pytest.approx(found["steps"] * price.step_seconds * 16 / 3600)
+
+
+def test_a_budget_of_one_step_is_told_as_one() -> None:
+    """It was 1 steps, 0.0 days, 0 device hours, price a device hour unknown."""
+    told = budget_told(ask(cluster="local"), 1000)[1][-1]
+    assert "1e+03 tokens: 1 step, " in told
+    assert "days" not in told
+    assert "the price of a device hour is unknown" in told
 
 
 def test_what_is_refused_is_told_with_its_reason() -> None:

@@ -62,6 +62,13 @@ def test_parts_add_up_to_the_step(advice: Advice) -> None:
         assert sum(row["parts"].values()) == pytest.approx(row["seconds"], rel=1e-6)
 
 
+def test_one_device_is_told_as_one() -> None:
+    words = ("model.preset=gpt2", "data.sequence_length=512", "batch.global=4", "precision.compute=bfloat16")
+    page = plan_page(Advice(search(load_run(None, words), 1, "h100-sxm", top=1)))
+    assert "<h1>gpt2 on 1 device</h1>" in page
+    assert "one rank sends nothing" in page
+
+
 _PROBE = """<script>
 const rows = () => document.querySelectorAll('#table tbody tr').length, out = {};
 out.rows = rows(); out.bars = document.querySelectorAll('#memory .bar i').length;
@@ -71,6 +78,10 @@ out.front = document.querySelectorAll('#pareto path.front').length;
 out.cells = document.querySelectorAll('#map .cells button').length;
 out.timeline = document.querySelectorAll('svg.timeline rect').length;
 out.first = [...document.querySelector('#table tbody tr').cells].slice(1, 3).map(cell => cell.textContent);
+const dots = [...document.querySelectorAll('#pareto circle.dot')];
+const ring = document.querySelector('#pareto circle[r="10"]');
+const apart = dot => Math.hypot(...['cx', 'cy'].map(name => dot.getAttribute(name) - ring.getAttribute(name)));
+out.apart = Math.min(...dots.map(apart));
 out.label = document.querySelector('#pareto text').getBoundingClientRect().height;
 out.before = document.getElementById('answer').textContent;
 const slow = document.getElementById('s-device'); slow.value = -1; slow.dispatchEvent(new Event('input'));
@@ -117,6 +128,7 @@ def test_it_works_in_a_browser(page: str, advice: Advice, tmp_path: Path, width:
     price = advice.ranking.best.price
     assert out["first"] == [f"{price.step_seconds:.3f} s", f"{price.memory['peak'] / 1e9:.1f} GB"]
     assert out["label"] > 10  # words of the plot keep their size however narrow it is
+    assert out["apart"] < 0.1  # a mesh stands where its best layout does: drawn at what both reserve
     assert out["bar_labels"] == 2
     assert out["bars"] > 4
     assert out["front"] == len(advice.ranking.pareto)

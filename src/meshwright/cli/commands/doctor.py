@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.cli import request
 from meshwright.cli.launcher import place_of_launcher, told_once
 from meshwright.cli.output import print_json, print_styled
+from meshwright.config.counted import counted
 from meshwright.config.errors import RequestError
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _lines(known: dict[str, str], measured: Measured) -> Iterator[str]:
     yield ""
     yield f"device:\n  {measured.device}, {measured.memory_bytes / 1e9:.1f} GB a rank"
     rate = measured.memory_bytes_per_s / 1e9
-    yield f"  copies           {rate:.1f} GB/s read and written, {measured.ranks} ranks at once"
+    yield f"  copies           {rate:.1f} GB/s read and written, {counted(measured.ranks, 'rank')} at once"
     if measured.products:
         yield "\nproducts, all ranks at once:"
         for each in measured.products:

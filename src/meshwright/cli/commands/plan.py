@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.cli import request
 from meshwright.cli.output import print_json, print_styled
+from meshwright.config.counted import counted
 from meshwright.config.errors import RequestError
 
 if TYPE_CHECKING:
-    from meshwright.price.search import Ranking
+    from meshwright.config.schema import RunConfig
+    from meshwright.price.advice import Advice
+    from meshwright.price.legal import Refusal
+    from meshwright.price.ranking import Ranking
 
 __all__ = ["EXAMPLES", "HELP", "NAME", "add_arguments", "run"]
 
@@ -45,15 +49,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=request.positive, default=10, metavar="K", help="layouts shown (10)")
     parser.add_argument("--html", type=request.writable, metavar="FILE", help="write all of it as one page")
     parser.add_argument("--write", type=request.writable, metavar="FILE", help="write the best layout as a run file")
-    parser.add_argument("--what-if", action="store_true", help="more devices, slower links, longer sequences, others")
+    parser.add_argument(
+        "--what-if", action="store_true", help="more devices, slower links, longer sequences, other devices"
+    )
     parser.add_argument("--tokens", type=_amount, metavar="N", help="price of training on so many tokens")
     parser.add_argument("--mtbf-hours", type=_amount, metavar="H", help="mean hours between failures of one device")
-    parser.add_argument("--restart-seconds", type=_amount, metavar="S", help="a restart takes (300)")
-    parser.add_argument("--checkpoint-seconds", type=_amount, metavar="S", help="a checkpoint blocks (without: priced)")
     parser.add_argument(
-        "--lose-rank", type=request.natural, metavar="R", help="what goes with a rank, who still has it"
+        "--restart-seconds", type=_amount, metavar="S", help=f"how long a restart takes ({_RESTART_S:g})"
     )
-    parser.add_argument("--lose-node", type=request.natural, metavar="K", help="the same of a node")
+    parser.add_argument(
+        "--checkpoint-seconds", type=_amount, metavar="S", help="how long a checkpoint blocks (without: it is priced)"
+    )
+    parser.add_argument(
+        "--lose-rank", type=request.natural, metavar="R", help="what is lost with a rank, and who still holds it"
+    )
+    parser.add_argument("--lose-node", type=request.natural, metavar="K", help="the same of the ranks of a node")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,14 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
     from meshwright.config.overrides import parse_overrides
     from meshwright.price.advice import Advice
     from meshwright.price.catalogue import cluster_of
+    from meshwright.price.request import of_cluster
     from meshwright.price.search import search
 
     for name in ("restart_seconds", "checkpoint_seconds"):
         if getattr(arguments, name) is not None and arguments.mtbf_hours is None:
             raise RequestError(f"--{name.replace('_', '-')}", "is a part of goodput", ("--mtbf-hours 50000",))
     path, words = request.split_request(arguments.request)
-    own = [word for word in words if word.startswith("cluster.")]
-    others = [word for word in words if not word.startswith("cluster.")]
+    own, others = of_cluster(words)
     cluster, run_config = cluster_of(arguments.cluster, own), load_run(path, others)
     kept = [each for each in parse_overrides(others) if each.name.startswith(_KEPT)]
     fixed = {each.name: each.value for each in kept if each.value not in ("fill", "balanced")}
@@ -127,8 +137,8 @@ def _lost(arguments: argparse.Namespace, gpus: int, devices: int) -> Iterator[tu
         yield name, gone
 
 
-def _object(advice: Any) -> dict[str, Any]:
-    from meshwright.price.advice import topology
+def _object(advice: Advice) -> dict[str, Any]:
+    from meshwright.price.topology import topology
 
     ranking = advice.ranking
     return {
@@ -142,15 +152,16 @@ def _object(advice: Any) -> dict[str, Any]:
     }
 
 
-def _lines(advice: Any, top: int) -> Iterator[str]:
-    from meshwright.price.advice import collisions, short, topology
+def _lines(advice: Advice, top: int) -> Iterator[str]:
+    from meshwright.price.ranking import short
     from meshwright.price.text import bytes_text, seconds_text
+    from meshwright.price.topology import collisions, topology
 
     ranking = advice.ranking
     counts = ranking.counts
     yield (
         f"{ranking.gpus} x {ranking.cluster.device.name}: {counts['legal']:,} of {counts['enumerated']:,} layouts are "
-        f"legal, {counts['priced']:,} were priced, {counts['fitting']:,} of them fit; {ranking.seconds:.1f} s"
+        f"legal, {counts['priced']:,} were priced, of which {counts['fitting']:,} fit; {ranking.seconds:.1f} s"
     )
     yield ""
     yield f"by {ranking.by.value}:"
@@ -177,37 +188,33 @@ def _lines(advice: Any, top: int) -> Iterator[str]:
 
 def _refusals(ranking: Ranking) -> Iterator[str]:
     """By rule, for people: the object of ``--json`` has a row a mesh."""
-    from meshwright.price.text import counted
+    from meshwright.price.ranking import degrees_words
 
-    rules: dict[str, list[Any]] = {}
+    rules: dict[str, list[Refusal]] = {}
     for each in ranking.refused:
         rules.setdefault(each.rule.partition(";")[0], []).append(each)
     for rule, rows in sorted(rules.items(), key=lambda item: -sum(row.count for row in item[1]))[:8]:
         example = next((row for row in rows if row.nearest), None)
-        near = f"; near {_degrees(example.mesh)}: {example.nearest[0]}" if example else ""
+        near = f"; on {degrees_words(example.mesh)}: {example.nearest[0]}" if example else ""
         layouts, meshes = sum(row.count for row in rows), counted(len({row.mesh for row in rows}), "mesh")
         yield f"  {counted(layouts, 'layout'):>20} of {meshes}: {rule}{near}"
-
-
-def _degrees(mesh: tuple[int, ...]) -> str:
-    return "x".join(map(str, mesh))
 
 
 def _write(ranking: Ranking, file: Path) -> None:
     from meshwright.config.load import dump_run
     from meshwright.config.whole import write_whole
-    from meshwright.price.search import with_keys
+    from meshwright.price.ranking import with_keys
 
     run_config = with_keys(ranking.run, ranking.best.keys)
     write_whole(file, dump_run(run_config))
     print(f"wrote {file}", file=sys.stderr)
 
 
-def _ranks(run_config: Any) -> int:
+def _ranks(run_config: RunConfig) -> int:
     mesh = run_config.mesh
     if not isinstance(mesh.dp, int):
         raise RequestError('mesh.dp = "fill"', "needs the number of devices", ("--gpus N",))
-    return int(mesh.dp * mesh.tp * mesh.pp * mesh.cp * mesh.ep)
+    return mesh.dp * mesh.tp * mesh.pp * mesh.cp * mesh.ep
 
 
 def _amount(text: str) -> float:

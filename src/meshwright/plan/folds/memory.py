@@ -30,7 +30,7 @@ from meshwright.arch.passing import (
     stash_bytes,
     weight_passing,
 )
-from meshwright.config.choices import Documents, Dtype, Offload, OptimizerKind, Recompute
+from meshwright.config.choices import Documents, Dtype, Offload, Recompute
 from meshwright.plan.action import COMPUTE, Action, Kind, Op
 from meshwright.plan.buckets import Bucket, sharding_group
 from meshwright.plan.category import Category as Category
@@ -129,7 +129,7 @@ def states(plan: Plan, steps: Program) -> Sizes:
         sizes[Category.PARAMETERS] += kept * plan.precision.compute.num_bytes if offload is not Offload.PARAMS else 0
         if bucket.trainable and offload is not Offload.OPTIMIZER:
             owned = part * plan.precision.master.num_bytes
-            sizes[Category.OPTIMIZER] += _moments(plan) * owned
+            sizes[Category.OPTIMIZER] += plan.optimizer.num_moments * owned
             sizes[Category.MASTER] += owned if plan.precision.has_master else 0
     return sizes
 
@@ -140,7 +140,7 @@ def visitors(plan: Plan, bucket: Bucket) -> Sizes:
     match plan.execution.offload:
         case Offload.OPTIMIZER:
             masters = owned if plan.precision.has_master else 0
-            return {Category.OPTIMIZER: _moments(plan) * owned, Category.MASTER: masters}
+            return {Category.OPTIMIZER: plan.optimizer.num_moments * owned, Category.MASTER: masters}
         case Offload.PARAMS if not plan.precision.has_master:
             return {Category.PARAMETERS: owned}
         case _:
@@ -365,14 +365,3 @@ def _shard(plan: Plan, bucket: Bucket) -> int:
     """Elements of a bucket that a rank updates."""
     ways = sharding_group(plan, bucket.replicas).size if plan.sharding.stage else 1
     return bucket.numel // ways
-
-
-def _moments(plan: Plan) -> int:
-    """Tensors the optimizer keeps an element."""
-    match plan.optimizer.kind:
-        case OptimizerKind.ADAMW:
-            return 2
-        case OptimizerKind.SGD:
-            return 0
-        case OptimizerKind.MUON:
-            raise ValueError("the memory of muon is not known: its cut by whole matrices is not built")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshwright.config.counted import counted
 from meshwright.layout.axes import Axis
 from meshwright.plan.action import Action, Kind, Op
 from meshwright.plan.buckets import Bucket, sharding_group
@@ -45,7 +46,7 @@ def describe_rank(plan: Plan, rank: int, kind: Kind = Kind.TRAIN) -> Iterator[st
     place = ", ".join(f"{axis} {at.on(axis)} of {plan.degrees.on(axis)}" for axis in Axis if plan.degrees.on(axis) > 1)
     yield f"rank {rank} of {plan.degrees.ranks}{': ' + place if place else ''}"
     yield f"units: {units_in_words(plan.arch, stage_units(plan, at.pp))}"
-    yield f"each step: {_count(plan.accumulation, 'micro-batch', 'es')} of {_count(plan.batch.micro, 'sequence')}"
+    yield f"each step: {counted(plan.accumulation, 'micro-batch')} of {counted(plan.batch.micro, 'sequence')}"
     table = plan_groups(plan)
     shared = {name: group.members(plan.degrees, at) for name, group in table.items() if group.size > 1}
     for name, members in shared.items():
@@ -57,7 +58,7 @@ def describe_rank(plan: Plan, rank: int, kind: Kind = Kind.TRAIN) -> Iterator[st
     for peer in sorted({action.peer for action in steps.actions if action.peer >= 0}):
         sent = sum(1 for action in steps.actions if action.op is Op.SEND and action.peer == peer)
         received = sum(1 for action in steps.actions if action.op is Op.RECEIVE and action.peer == peer)
-        yield f"stage {peer}: {_count(sent, 'send')}, {_count(received, 'receive')} a step"
+        yield f"stage {peer}: {counted(sent, 'send')}, {counted(received, 'receive')} a step"
 
 
 def _bucket(plan: Plan, rank: int, bucket: Bucket) -> str:
@@ -77,7 +78,3 @@ def _moved(moved: Transfer) -> str:
     if moved.operation is Operation.SEND:
         return f"{moved.payload_bytes} bytes"
     return f"{moved.operation.value} of {moved.payload_bytes} bytes over {moved.group}, {moved.ranks} ranks"
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{'' if number == 1 else plural}"

@@ -147,15 +147,7 @@ def problems(plan: Plan) -> Iterator[RequestError]:
     if tp == 1:
         return
     works = [f"mesh.tp = {size}" for size in legal_degrees(arch)]
-    if arch.heads % tp:
-        yield RequestError(f"mesh.tp = {tp}", f"must divide the {arch.heads} query heads", works)
-    elif arch.kv_heads % tp and tp % arch.kv_heads:
-        yield RequestError(
-            f"mesh.tp = {tp}", f"must divide the {arch.kv_heads} key/value heads, or be a multiple of them", works
-        )
-    for name, size in _widths(arch):
-        if size % tp:
-            yield RequestError(f"mesh.tp = {tp}", f"must divide the {name} of {size}", works)
+    yield from (RequestError(f"mesh.tp = {tp}", rule, works) for rule in degree_rules(arch, tp))
     if plan.execution.sequence and micro_tokens(plan) % tp:
         yield _odd_length(plan)
     if plan.execution.asynchronous_tensor and not plan.execution.sequence:
@@ -168,13 +160,18 @@ def problems(plan: Plan) -> Iterator[RequestError]:
 
 def legal_degrees(arch: Arch) -> tuple[int, ...]:
     """The tensor degrees that cut `arch`, ascending."""
-    return tuple(
-        tp
-        for tp in range(1, arch.heads + 1)
-        if arch.heads % tp == 0
-        and (arch.kv_heads % tp == 0 or tp % arch.kv_heads == 0)
-        and all(size % tp == 0 for _, size in _widths(arch))
-    )
+    return tuple(tp for tp in range(1, arch.heads + 1) if not any(degree_rules(arch, tp)))
+
+
+def degree_rules(arch: Arch, tp: int) -> Iterator[str]:
+    """What a tensor degree of `tp` must do and does not."""
+    if arch.heads % tp:
+        yield f"must divide the {arch.heads} query heads"
+    elif arch.kv_heads % tp and tp % arch.kv_heads:
+        yield f"must divide the {arch.kv_heads} key/value heads, or be a multiple of them"
+    for name, size in _widths(arch):
+        if size % tp:
+            yield f"must divide the {name} of {size}"
 
 
 def _widths(arch: Arch) -> Iterator[tuple[str, int]]:

@@ -16,6 +16,7 @@ from typing import Any
 from meshwright.arch.arch import Arch
 from meshwright.arch.resolve import arch_from_model
 from meshwright.config.choices import Fill
+from meshwright.config.counted import counted
 from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run, change_run, dump_run
 from meshwright.config.problems import shown
@@ -172,7 +173,7 @@ def _losses(
                 lost.append(f"{section}.{name} = {value}")
             elif value != default[section].get(name):
                 left[section] = left.get(section, 0) + 1
-    lost += [f"[{section}]: {count} keys; the format is not about them" for section, count in left.items()]
+    lost += [f"[{section}]: {counted(count, 'key')}; the format is not about it" for section, count in left.items()]
     if "model" not in dialect.sections:
         lost.append("[model]: the format is not about it")
     return refused, lost

@@ -1,7 +1,9 @@
 """Runs in other trainers' words and back: equal, listed as lost, or refused by name."""
 
+import contextlib
 import json
 import tomllib
+from itertools import product
 
 import pytest
 import yaml
@@ -167,6 +169,21 @@ def test_a_wrong_file_is_refused_by_name(format_: Format, text: str, told: str) 
     """Some of these were an AttributeError or a KeyError of the reader, and exit code 1."""
     with pytest.raises(RequestError, match=told):
         convert(text, format_, OURS, ranks=4)
+
+
+@pytest.mark.parametrize("format_", [Format.MEGATRON, Format.TORCHTITAN, Format.DEEPSPEED, Format.ACCELERATE])
+def test_every_cut_of_shards_and_every_type_is_written_or_refused(format_: Format) -> None:
+    """Groups smaller than cp were a ZeroDivisionError of two writers, sums in float64 a KeyError of a third and a value
+    that torchtitan's own parser refuses."""
+    written = 0
+    for cp, zero, within, dtype in product((1, 2, 4), (0, 1, 3), (0, 1, 2, 4), ("float32", "bfloat16", "float64")):
+        words = ("mesh.dp=4", f"mesh.cp={cp}", f"parallel.zero={zero}", f"parallel.zero_shard_within={within}",
+                 "precision.compute=bfloat16", f"precision.reduce={dtype}", "data.sequence_length=64")  # fmt: skip
+        with contextlib.suppress(RequestError):
+            done = convert(text_of(*words), OURS, format_)
+            assert any("precision.reduce" in lost for lost in done.lost) or dtype != "float64"
+            written += 1
+    assert written > 5
 
 
 def test_ranks_that_the_file_contradicts_are_refused() -> None:

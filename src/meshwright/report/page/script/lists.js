@@ -30,9 +30,13 @@ function drawLinks() {
     lane.axis, lane.degree, lane.link + (near(lane) ? `, ${lane.neighbours_in_node} in a node` : ""),
     sent(lane.axis), lane.per_layer, lane.per_step,
   ]);
+  $("links").hidden = !rows.length;  // of one rank
   fill("links", ["axis", "degree", "link", "sent by a rank in a step", "per layer", "per step"], rows);
   $("collisions").append(...D.collisions.map(words => el("li", words)));
 }
+
+const degreesOf = mesh =>
+  Object.entries(mesh).filter(([, size]) => size > 1).map(pair => pair.join(" ")).join(" x ") || "one rank";
 
 function drawRefused() {
   const rules = {};
@@ -40,7 +44,7 @@ function drawRefused() {
     const rule = rules[refusal.rule.split(";")[0]] ||= {count: 0, meshes: 0, nearest: ""};
     rule.count += refusal.count;
     rule.meshes += 1;
-    rule.nearest ||= refusal.nearest[0] || "";
+    rule.nearest ||= refusal.nearest.length ? `on ${degreesOf(refusal.mesh)}: ${refusal.nearest[0]}` : "";
   }
   const rows = Object.entries(rules).sort((a, b) => b[1].count - a[1].count);
   const cells = rows.map(([rule, r]) => [rule, count(r.count), r.meshes, r.nearest]);

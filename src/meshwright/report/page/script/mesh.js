@@ -8,7 +8,7 @@ function drawMap() {
     button.addEventListener("click", () => { axis = name; drawMap(); focusOn($("axes"), D.map.axes.indexOf(name)); });
     return button;
   });
-  $("axes").replaceChildren(el("span", "groups of"), ...axes);
+  $("axes").replaceChildren(...(axes.length ? [el("span", "groups of"), ...axes] : []));
   const nodes = [];
   for (let first = 0; first < D.map.ranks.length; first += D.map.devices) nodes.push(nodeOf(first));
   const left = D.gpus - D.map.ranks.length;

@@ -1,16 +1,18 @@
-// Time against memory, both logarithmic; drawn as wide as there is room, so that its words keep their size.
+// Time against reserved memory, which is what must fit, both logarithmic; drawn as wide as there is room, so that its
+// words keep their size.
 
 const EDGE = {left: 62, right: 14, top: 26, bottom: 40};
 
+// At least 3 % on either side: figures that differ by a byte stand at one place.
 function scale(values, low, high) {
-  const logs = values.map(Math.log), a = Math.min(...logs), b = Math.max(...logs), pad = (b - a || 1) * .06;
+  const logs = values.map(Math.log), a = Math.min(...logs), b = Math.max(...logs), pad = Math.max((b - a) * .06, .03);
   const at = v => low + (Math.log(v) - a + pad) / (b - a + 2 * pad) * (high - low);
   return {at, tick: share => Math.exp(a - pad + (b - a + 2 * pad) * share)};
 }
 
 function drawPareto() {
   const W = Math.max($("pareto").clientWidth, 280), H = Math.min(380, Math.max(260, W * .6));
-  const all = [...D.rows.map(r => [r.now, r.peak]), ...D.meshes.map(m => [m.seconds, m.bytes])];
+  const all = [...D.rows.map(r => [r.now, r.reserved]), ...D.meshes.map(m => [m.seconds, m.bytes])];
   const x = scale(all.map(p => p[0]), EDGE.left, W - EDGE.right);
   const y = scale(all.map(p => p[1]), H - EDGE.bottom, EDGE.top);
   const label = "step time against memory of the ranked layouts and of every priced mesh";
@@ -21,9 +23,9 @@ function drawPareto() {
     svg.append(svgEl("circle", {cx: x.at(m.seconds), cy: y.at(m.bytes), r: 2.5, class: "dot"}, title));
   }
   const front = D.rows.filter(r => r.front).sort((a, b) => a.now - b.now);
-  const points = front.map(r => `${x.at(r.now)},${y.at(r.peak)}`).join(" ");
+  const points = front.map(r => `${x.at(r.now)},${y.at(r.reserved)}`).join(" ");
   svg.append(svgEl("polyline", {points, class: "ring", "stroke-opacity": .4}));
-  for (const row of D.rows) drawMark(svg, row, x.at(row.now), y.at(row.peak));
+  for (const row of D.rows) drawMark(svg, row, x.at(row.now), y.at(row.reserved));
   $("pareto").replaceChildren(svg);
 }
 
@@ -40,11 +42,11 @@ function drawAxes(svg, W, H, x, y) {
     svg.append(svgText(EDGE.left - 6, at + 4, bytes(m), {"text-anchor": "end", class: "hint"}));
   }
   svg.append(svgText(right, H - 6, "a step (log)", {"text-anchor": "end", class: "hint"}));
-  svg.append(svgText(0, 12, "memory of a rank (log)", {class: "hint"}));
+  svg.append(svgText(0, 12, "memory that a rank reserves (log)", {class: "hint"}));
 }
 
 function drawMark(svg, row, x, y) {
-  const title = `${row.short}: ${seconds(row.now)}, ${bytes(row.peak)}`;
+  const title = `${row.short}: ${seconds(row.now)}, ${bytes(row.reserved)}`;
   const mark = row.front
     ? svgEl("path", {d: `M${x} ${y - 6}l6 6l-6 6l-6 -6z`, class: "mark front"}, title)
     : svgEl("circle", {cx: x, cy: y, r: 4, class: "mark ring"}, title);

@@ -1,10 +1,7 @@
 // The data of the page, what its names mean, and what the reader has chosen.
 
 const D = JSON.parse($("data").textContent);
-const NAMES = {
-  compute: "computation", tp: "tensor", cp: "context", ep: "experts", pp: "messages", dp: "replicas",
-  bubble: "bubble", optimizer: "optimizer", other: "host", data: "data",
-};
+const NAMES = D.parts;
 const PARTS = Object.keys(NAMES);
 const STATES = ["parameters", "gradients", "optimizer", "master", "activations", "logits", "buffers"];
 const COLOURS = [

@@ -34,9 +34,9 @@ function stepThen(row) {
 }
 
 // Steps between checkpoints and the share of time that is work that stays: Daly 2006, equations 37 and 20.
-function failures(step) {
-  const M = 10 ** value.mtbf * 3600 / D.gpus, R = value.restart;
-  const d = Math.max(D.model.checkpoint_bytes / D.gpus / D.cluster.host, 1e-3);
+function failures(row) {
+  const step = row.now, M = 10 ** value.mtbf * 3600 / D.gpus, R = value.restart;
+  const d = Math.max(row.written / D.cluster.host, 1e-3);
   const q = d / (2 * M), daly = d >= 2 * M ? M : Math.sqrt(2 * d * M) * (1 + Math.sqrt(q) / 3 + q / 9) - d;
   const tau = Math.max(daly, step), exponent = (tau + d) / M;
   const share = exponent + R / M > 700 ? 0 : tau / (M * Math.exp(R / M) * Math.expm1(exponent));
@@ -44,7 +44,7 @@ function failures(step) {
 }
 
 function drawAnswer() {
-  const best = D.rows.reduce((a, b) => a.now <= b.now ? a : b), lost = failures(best.now);
+  const best = D.rows.reduce((a, b) => a.now <= b.now ? a : b), lost = failures(best);
   const steps = Math.ceil(10 ** value.tokens / D.model.tokens), time = steps * best.now / (lost.share || 1e-9);
   const dollars = value.price ? ` and ${count(time / 3600 * D.gpus * value.price)} dollars` : "";
   $("answer").textContent = `best then: ${best.short}, ${seconds(best.now)} a step. ${count(steps)} steps take ` +

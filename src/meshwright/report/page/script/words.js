@@ -24,13 +24,13 @@ const scaled = (number, units) => {
   return (number / scale).toFixed(digits) + unit;
 };
 const BYTES = [[" TB", 1e12, 2], [" GB", 1e9, 1], [" MB", 1e6, 1], [" kB", 1e3, 1]];
-const COUNTS = [[" trillion", 1e12, 2], [" billion", 1e9, 2], [" million", 1e6, 2], ["", 1, 0]];
+const COUNTS = [[" trillion", 1e12, 2], [" billion", 1e9, 2], [" million", 1e6, 2]];
 const bytes = size => scaled(size, BYTES);
 const seconds = s => {
   if (s >= 172800) return (s / 86400).toFixed(1) + " days";
   if (s >= 7200) return (s / 3600).toFixed(1) + " h";
   return s >= .1 ? s.toFixed(s >= 100 ? 0 : 3) + " s" : (s * 1e3).toFixed(2) + " ms";
 };
-const large = n => scaled(n, COUNTS);
 const count = n => Math.round(n).toLocaleString("en");
+const large = n => n < 1e6 ? count(n) : scaled(n, COUNTS);
 const percent = (share, digits = 1) => (100 * share).toFixed(digits) + " %";
