@@ -35,8 +35,9 @@ def drawn(draw: random.Random) -> list[str]:
         "model.head_dim": one([64, 128]), "model.ffn": hidden * one([1, 3, 4]), "model.vocab": one([32000, 128256]),
         "model.tie_embeddings": one(["true", "false"]), "model.dropout": one([0.0, 0.0, 0.1]),
         "mesh.dp": dp, "mesh.tp": tp, "mesh.pp": pp, "parallel.zero": one([0, 1, 2, 3]),
-        "parallel.schedule": schedule, "parallel.chunks": chunks, "parallel.recompute": one(["none", "selective", "full"]),
-        "parallel.sequence": one(["true", "false"]) if tp > 1 else "false", "parallel.offload": one(["none", "optimizer"]),
+        "parallel.schedule": schedule, "parallel.chunks": chunks,
+        "parallel.recompute": one(["none", "selective", "full"]), "parallel.offload": one(["none", "optimizer"]),
+        "parallel.sequence": one(["true", "false"]) if tp > 1 else "false",
         "data.sequence_length": sequence, "data.documents": one(["packed", "masked"]), "batch.micro": micro,
         "batch.global": dp * micro * micros, "precision.compute": one(["bfloat16", "float16", "float32"]),
     }  # fmt: skip

@@ -24,6 +24,7 @@ from meshwright.arch.arch import Arch, Norm
 from meshwright.arch.arithmetic import Operation, OperationKind, operations
 from meshwright.arch.block_backward import BlockBackward, Moments
 from meshwright.arch.block_forward import BlockForward
+from meshwright.arch.tape import Tape
 from meshwright.arch.tensors import UnitKind
 from meshwright.config.choices import Dtype
 
@@ -58,7 +59,7 @@ def forward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, in_
     hidden = setting.tokens * arch.hidden * width
     match arch.unit_kind(unit):
         case UnitKind.EMBEDDING:
-            return hidden + _arriving(hidden, setting) if setting.ways > 1 else 0
+            return _embedding(arch, setting, compute)
         case UnitKind.BLOCK:
             return BlockForward(arch, unit, setting, compute).passing()
         case UnitKind.HEAD if setting.ways > 1:
@@ -75,10 +76,16 @@ def backward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, gr
     """The fullest moments of a backward that ends in the flat gradient."""
     match arch.unit_kind(unit):
         case UnitKind.EMBEDDING if setting.ways > 1:
-            return Moments(weight_passing(arch, unit, setting, compute, gradients), gradients.own)
+            hidden, table = (rows * arch.hidden * compute.num_bytes for rows in (setting.tokens, arch.vocab))
+            whole = hidden * (2 if setting.gathers else 1)
+            places = gradients.own - table  # of learned positions, written first
+            mask = hidden // compute.num_bytes // (setting.ways if setting.gathers else 1) if arch.dropout else 0
+            return Moments(places + max(whole, hidden + table) - mask, table - mask)
         case UnitKind.EMBEDDING if gradients.in_place:
-            widened = gradients.width != compute.num_bytes
-            return Moments(0, setting.tokens * arch.hidden * gradients.width if widened else 0)
+            hidden = setting.tokens * arch.hidden
+            fallen, mask = (hidden * compute.num_bytes, hidden) if arch.dropout else (0, 0)
+            widened = hidden * gradients.width if gradients.width != compute.num_bytes else 0
+            return Moments(2 * fallen - mask, fallen - mask + widened)
         case UnitKind.EMBEDDING:
             return Moments(gradients.own, gradients.own)
         case UnitKind.BLOCK if gradients.in_place:
@@ -134,6 +141,31 @@ def stash_bytes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:
         inputs[reads] = each.m * each.k * width
         outputs += each.m * each.n * width
     return sum(inputs.values()) + outputs
+
+
+def _embedding(arch: Arch, setting: Setting, compute: Dtype) -> int:
+    """Bytes of a look-up beyond what leaves it: on a tensor axis the rows with and without those of other ranks, and
+    their sum; learned positions and the sum with them; then the random numbers of a dropout."""
+    tape = Tape()
+    hidden = setting.tokens * arch.hidden * compute.num_bytes
+    part = hidden // setting.ways if setting.gathers else hidden
+    learned = hidden if arch.rope is None and not arch.alibi else 0
+    tape.come(hidden)
+    if setting.ways > 1:
+        tape.flash(hidden)
+        tape.come(learned, 0 if setting.gathers else learned)
+    else:
+        tape.come(learned)
+    if setting.gathers:
+        tape.come(part, _arriving(hidden, setting))
+    elif learned:
+        tape.come(hidden)
+    tape.go(tape.live - part)
+    dropped = part // compute.num_bytes if arch.dropout else 0
+    tape.flash(8 * dropped)
+    tape.come(dropped)
+    tape.flash(2 * part if arch.dropout else 0)
+    return tape.peak - part - dropped
 
 
 def _compiled_block(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:
