@@ -19,7 +19,7 @@ from meshwright.price.folded import steady
 
 TOLERANCE = 0.005
 DRAWS, MOST_ACTIONS = 24, 120
-ROUTED = {"mixtral", "qwen3_moe"}
+ROUTED = ("mixtral", "qwen3_moe")
 
 
 def drawn(draw: random.Random) -> list[str]:

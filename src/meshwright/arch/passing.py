@@ -75,19 +75,8 @@ def forward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, in_
 def backward_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:
     """The fullest moments of a backward that ends in the flat gradient."""
     match arch.unit_kind(unit):
-        case UnitKind.EMBEDDING if setting.ways > 1:
-            hidden, table = (rows * arch.hidden * compute.num_bytes for rows in (setting.tokens, arch.vocab))
-            whole = hidden * (2 if setting.gathers else 1)
-            places = gradients.own - table  # of learned positions, written first
-            mask = hidden // compute.num_bytes // (setting.ways if setting.gathers else 1) if arch.dropout else 0
-            return Moments(places + max(whole, hidden + table) - mask, table - mask)
-        case UnitKind.EMBEDDING if gradients.in_place:
-            hidden = setting.tokens * arch.hidden
-            fallen, mask = (hidden * compute.num_bytes, hidden) if arch.dropout else (0, 0)
-            widened = hidden * gradients.width if gradients.width != compute.num_bytes else 0
-            return Moments(2 * fallen - mask, fallen - mask + widened)
         case UnitKind.EMBEDDING:
-            return Moments(gradients.own, gradients.own)
+            return _embedding_back(arch, setting, compute, gradients)
         case UnitKind.BLOCK if gradients.in_place:
             widened = gradients.width != compute.num_bytes
             return BlockBackward(arch, unit, setting, compute, widened=widened).moments()
@@ -105,33 +94,34 @@ def split_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> in
         case UnitKind.BLOCK:
             moments = BlockBackward(arch, unit, setting, compute, split=True).moments()
             return max(moments.before, moments.after)
-        case UnitKind.HEAD if setting.ways > 1:
-            return _leaving(setting.tokens * arch.hidden * compute.num_bytes, setting)
-        case UnitKind.HEAD if compute.num_bytes >= 4:
-            return setting.tokens * arch.hidden * compute.num_bytes
         case UnitKind.HEAD:
-            return 2 * setting.tokens * arch.vocab * Role.PRECISE.num_bytes(compute)
+            at_norm = _of_last_norm(arch, setting, compute)
+            if setting.ways > 1:
+                return max(_leaving(setting.tokens * arch.hidden * compute.num_bytes, setting), at_norm)
+            logits, precise = setting.tokens * arch.vocab, Role.PRECISE.num_bytes(compute)
+            first = 0 if compute.num_bytes >= 4 else 2 * logits * precise
+            return max(first, at_norm + logits * (compute.num_bytes - precise))  # log-probabilities are gone
 
 
-def weight_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> int:
-    """The fullest moment of weight work, beyond the factors of its products: the largest product, where it is added to
-    gradients of another dtype.
-
-    On a tensor axis autograd makes the gradient of the table from a cotangent that is zero where others hold the row.
-    """
-    if arch.unit_kind(unit) is UnitKind.EMBEDDING and setting.ways > 1:
-        return gradients.own + setting.tokens * arch.hidden * compute.num_bytes
+def weight_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:
+    """The fullest moments of weight work, beyond the factors of its products: the largest product, where it is added to
+    gradients of another dtype. All of an embedding's backward is weight work, which gives its cotangent back early."""
     if not gradients.in_place:
-        return gradients.own
+        return Moments(0, gradients.own)
+    if arch.unit_kind(unit) is UnitKind.EMBEDDING:
+        moments = _embedding_back(arch, setting, compute, gradients)
+        cotangent = _part(arch, setting) * compute.num_bytes if setting.ways > 1 else 0
+        return Moments(moments.before, moments.after - cotangent)
     if gradients.width == compute.num_bytes:
-        return 0
-    return max((each.n * each.k for each in _products(arch, unit, setting)), default=0) * compute.num_bytes
+        return Moments(0, 0)
+    largest = max((each.n * each.k for each in _products(arch, unit, setting)), default=0)
+    return Moments(0, largest * compute.num_bytes)
 
 
 def stash_bytes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:
     """Factors of the weight products that a split backward leaves: each input once, each output's gradient."""
     if arch.unit_kind(unit) is UnitKind.EMBEDDING:
-        return setting.tokens * arch.hidden * compute.num_bytes  # the cotangent: all of its backward is weight work
+        return _part(arch, setting) * (compute.num_bytes + (arch.dropout > 0))  # all of its backward is weight work
     inputs: dict[str, int] = {}
     outputs = 0
     for each in _products(arch, unit, setting):
@@ -148,7 +138,7 @@ def _embedding(arch: Arch, setting: Setting, compute: Dtype) -> int:
     their sum; learned positions and the sum with them; then the random numbers of a dropout."""
     tape = Tape()
     hidden = setting.tokens * arch.hidden * compute.num_bytes
-    part = hidden // setting.ways if setting.gathers else hidden
+    part = _part(arch, setting) * compute.num_bytes
     learned = hidden if arch.rope is None and not arch.alibi else 0
     tape.come(hidden)
     if setting.ways > 1:
@@ -166,6 +156,28 @@ def _embedding(arch: Arch, setting: Setting, compute: Dtype) -> int:
     tape.come(dropped)
     tape.flash(2 * part if arch.dropout else 0)
     return tape.peak - part - dropped
+
+
+def _embedding_back(arch: Arch, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:
+    """On a tensor axis autograd makes the gradient of the table from a cotangent that is zero where others hold the
+    row; else rows are added where they belong, in the dtype of the flat gradient."""
+    if not gradients.in_place:
+        return Moments(gradients.own, gradients.own)
+    part, width = _part(arch, setting), compute.num_bytes
+    mask = part if arch.dropout else 0
+    if setting.ways > 1:
+        hidden, table = setting.tokens * arch.hidden * width, arch.vocab * arch.hidden * width
+        whole = hidden * (2 if setting.gathers else 1)
+        places = gradients.own - table  # of learned positions, written first
+        return Moments(places + max(whole, hidden + table) - mask, table - mask)
+    fallen = part * width if arch.dropout else 0
+    widened = part * gradients.width if gradients.width != width else 0
+    return Moments(2 * fallen - mask, fallen - mask + widened)
+
+
+def _part(arch: Arch, setting: Setting) -> int:
+    """Elements of the stream that a rank holds."""
+    return setting.tokens * arch.hidden // (setting.ways if setting.gathers else 1)
 
 
 def _compiled_block(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gradients) -> Moments:
@@ -215,11 +227,14 @@ def _head(arch: Arch, unit: int, setting: Setting, compute: Dtype, gradients: Gr
 def _at_last_norm(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:
     """Bytes beyond what was kept when the norm before the head has its gradient: that and the one of its output, and
     what lower precisions compute it with; all that comes after it is given back."""
-    elements = setting.tokens * arch.hidden // (setting.ways if setting.gathers else 1)
-    raised = Role.UPCAST.num_bytes(compute) if arch.norm is Norm.RMS else 0
     kept = kept_bytes(arch, unit, setting, compute)
     given_back = sum(size for name, size in kept.items() if name.startswith("loss.") or name == "norm.output")
-    return elements * (2 * compute.num_bytes + 3 * raised) - given_back
+    return _of_last_norm(arch, setting, compute) - given_back
+
+
+def _of_last_norm(arch: Arch, setting: Setting, compute: Dtype) -> int:
+    raised = Role.UPCAST.num_bytes(compute) if arch.norm is Norm.RMS else 0
+    return _part(arch, setting) * (2 * compute.num_bytes + 3 * raised)
 
 
 def _products(arch: Arch, unit: int, setting: Setting) -> list[Operation]:

@@ -183,7 +183,7 @@ class _Run:
             self._make(index, (*touches.makes, *touches.adds))
             again = self._sizes.hidden if action.op is Op.RECOMPUTE else 0  # what leaves it is made again, for nobody
             self._pass(index, self._sizes.of_forward(action) + again, category)
-        elif action.op is Op.BACKWARD:
+        elif action.op in (Op.BACKWARD, Op.WEIGHT):
             moments = self._sizes.of_backward(action)
             self._pass(index, moments.before, category)
             self._make(index, touches.adds)
@@ -194,7 +194,7 @@ class _Run:
             self._make(index, (*touches.makes, *touches.adds))
             if action.op is Op.UPDATE:
                 self._visit(index, action)
-            self._pass(index, self._sizes.of_rest(action))
+            self._pass(index, self._sizes.of_update(action))
             self._free(index, touches.frees)
 
     def _visit(self, index: int, action: Action) -> None:
@@ -274,7 +274,7 @@ class _Sizes:
         units = sorted({unit for bucket in steps.buckets for unit in bucket.units})
         self._graphs = {unit: graph_sizes(self._arch, unit, self._setting, plan.precision.compute) for unit in units}
         self._forwards: dict[tuple[int, bool], int] = {}
-        self._backwards: dict[tuple[int, bool], Moments] = {}
+        self._backwards: dict[tuple[Op, int, bool], Moments] = {}
         self.rows = {Category.BUFFERS: rows_bytes(plan.arch, self._setting, plan.precision.compute)}
 
     def of(self, buffer: Buffer) -> Sizes:
@@ -307,22 +307,21 @@ class _Sizes:
         return self._forwards[key]
 
     def of_backward(self, action: Action) -> Moments:
-        key = action.unit, action.split
+        key = action.op, action.unit, action.split
         if key not in self._backwards:
             self._backwards[key] = self._moments(*key)
         return self._backwards[key]
 
-    def _moments(self, unit: int, split: bool) -> Moments:
-        arch, compute = self._arch, self._plan.precision.compute
+    def _moments(self, op: Op, unit: int, split: bool) -> Moments:
+        arch, setting, compute = self._arch, self._setting, self._plan.precision.compute
+        if op is Op.WEIGHT:
+            return weight_passing(arch, unit, setting, compute, self._gradients(unit))
         if split:
-            return Moments(split_passing(arch, unit, self._setting, compute), 0)
-        return backward_passing(arch, unit, self._setting, compute, self._gradients(unit))
+            return Moments(split_passing(arch, unit, setting, compute), 0)
+        return backward_passing(arch, unit, setting, compute, self._gradients(unit))
 
-    def of_rest(self, action: Action) -> int:
-        """Of weight work and updates: gradients on their way into a bucket, or out of it in the master's dtype."""
-        if action.op is Op.WEIGHT:
-            compute = self._plan.precision.compute
-            return weight_passing(self._arch, action.unit, self._setting, compute, self._gradients(action.unit))
+    def of_update(self, action: Action) -> int:
+        """Gradients on their way out of a bucket in the master's dtype."""
         precision = self._plan.precision
         if action.op is Op.UPDATE and precision.reduce is not precision.master:
             return _shard(self._plan, self._buckets[action.bucket]) * precision.master.num_bytes
