@@ -222,9 +222,9 @@ def least_bytes(space: Space, group: Group, elsewhere: tuple[Offload, ...] = (Of
     frugal = (outside["zero"] == outside["zero"].max()) & (outside["recompute"] == outside["recompute"].max())
     chosen = np.flatnonzero(frugal)
     inside, outer = np.repeat(np.arange(len(group.bound)), len(chosen)), np.tile(chosen, len(group.bound))
-    found = []
+    found, given = [], "parallel.offload" in space.fixed  # then every layout has it
     for kind in map(Offload, space.allowed("parallel.offload", elsewhere)):
-        able = np.flatnonzero(offloads(kind, outside["zero"][outer], outside["reshard"][outer]))
+        able = np.flatnonzero(given | offloads(kind, outside["zero"][outer], outside["reshard"][outer]))
         points = points_of(space, group, inside[able], outer[able], OFFLOADS.index(kind))
         if len(points):
             found.append(memories(space.target, points, weights(space.target, points)).reserved.min())

@@ -313,6 +313,14 @@ def test_stages_and_groups_that_were_given_stay() -> None:
         search(load_run(None, MODEL), 4, "h100-sxm", fixed={"parallel.stages": [4, 9]})
 
 
+def test_parameters_elsewhere_that_stay_gathered_are_ranked_by_memory_too() -> None:
+    """It was a ValueError: nothing was found that could have been offered elsewhere."""
+    fixed = {"parallel.offload": "params", "parallel.zero": 3, "parallel.reshard_after_forward": False}
+    ranking = search(load_run(None, MODEL), 4, "h100-sxm", "memory", fixed=fixed, top=1)
+    assert ranking.best.keys["parallel.offload"] == "params"
+    assert ranking.best.keys["parallel.reshard_after_forward"] is False
+
+
 @pytest.mark.parametrize(
     ("fixed", "told", "wrong"),
     [({"mesh.tp": 5}, "mesh.tp = 5", "--gpus 4,"), ({"batch.micro": 3}, "batch.micro=4", "batch.global")],
