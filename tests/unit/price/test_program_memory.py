@@ -80,7 +80,7 @@ def test_of_experts_too(layout: str) -> None:
         layout = layout.replace("selective", "full")
     price = ask(*words, *layout.split())
     assert price.is_folded
-    assert float(price.estimates.memory.peak[0]) == pytest.approx(price.memory["peak"], rel=0.09)
+    assert 0.93 < float(price.estimates.memory.peak[0]) / price.memory["peak"] < 1.12  # most at ZeRO-3, of three units
 
 
 @pytest.mark.parametrize("layout", EVERY)
