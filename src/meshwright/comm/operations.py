@@ -115,7 +115,8 @@ def all_to_all(
     splits are not one for each rank, or do not add up to the rows.
     """
     leaving, arriving = _runs(over, inp, in_splits), _runs(over, out, out_splits)
-    _record(over, Operation.ALL_TO_ALL, phase, inp)
+    sent, kept = inp.nbytes, leaving[over.place].nbytes
+    over.ledger.record(Transfer(over.name.reported, over.size, Operation.ALL_TO_ALL, phase, sent, sent - kept))
     if not over.direct:
         sizes = [[len(run) for run in runs] for runs in (arriving, leaving)]
         work = dist.all_to_all_single(out, inp, *sizes, group=over.process_group, async_op=True)
