@@ -34,10 +34,11 @@ def rung(
     moe: Moe, *, layers: int = 2, micro: int = 0, experts: Experts | None = None, sequence: bool = False, **layout: Any
 ) -> Rung:
     """mixtral, or with `experts` qwen3_moe of masked documents; two or three micro-batches where `micro` is 0."""
-    micro = micro or (2 if layout.get("dp", 1) > 1 else 4)
+    shares = layout.get("dp", 1) * layout.get("ep", 1)
+    micro = micro or (2 if shares > 1 else 4)
     arch = {"hidden": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "ffn": 24, "vocab": 67, "dropout": 0.1}
     arch |= {"experts": experts or Experts(4, 2, 12), "qk_norm": experts is not None}
-    accumulation = SEQUENCES // (layout.get("dp", 1) * micro)
+    accumulation = SEQUENCES // (shares * micro)
     plan = make_plan(layers=layers, micro=micro, accumulation=accumulation, arch=arch, **layout)
     documents = Documents.MASKED if experts is not None else Documents.PACKED
     plan = replace(
