@@ -29,7 +29,7 @@ from meshwright.model.mlp import build_activation, build_mlp
 from meshwright.model.rows import Rows
 
 __all__ = [
-    "Bounds", "ExpertMLP", "GroupProducts", "RoutedMLP", "Router", "Spread", "bounds_of", "group_products",
+    "Bounds", "ExpertMLP", "GroupProducts", "Read", "RoutedMLP", "Router", "Spread", "bounds_of", "group_products",
     "precise_product",
 ]  # fmt: skip
 
@@ -39,8 +39,12 @@ Bounds = Sequence[tuple[int, int]]
 GroupProducts = Callable[[Tensor, Sequence[Tensor], Bounds], Sequence[Tensor]]
 """(x (M, I), weights (E, O, I), rows of each expert) -> (M, O) for each weight: see `group_products`."""
 
-Spread = Callable[["ExpertMLP", Tensor, Tensor, Callable[[Tensor], list[int]]], Tensor]
-"""(experts of this rank, rows (M, D) by expert, choices of each expert (E,), how numbers reach the host) -> (M, D)."""
+Read = Callable[[Tensor], list[int]]
+"""How numbers reach the host."""
+
+Spread = Callable[[Tensor, Tensor, Read], tuple[Tensor, Bounds, Callable[[Tensor], Tensor]]]
+"""(rows (M, D) by expert, choices of each expert (E,), `read`) -> the rows (R, D) that this rank's experts get, which
+are those of each, and what brings their outputs (R, D) back (M, D)."""
 
 
 def precise_product(x_ND: Tensor, weight_ED: Tensor) -> Tensor:
@@ -134,7 +138,7 @@ class RoutedMLP(nn.Module):
         self.shared = build_mlp(dataclasses.replace(arch, ffn=shared)) if shared else None
         self.enter: Callable[[Tensor], Tensor] = _same
         self.leave: Callable[[Tensor], Tensor] = _same
-        self.read: Callable[[Tensor], list[int]] = Tensor.tolist
+        self.read: Read = Tensor.tolist
         self.spread: Spread | None = None
         self.whole: Callable[[Tensor], Tensor] = _same
 
@@ -145,7 +149,12 @@ class RoutedMLP(nn.Module):
         order_M, places_NK = _sorted(chosen_NK)
         tokens_M = order_M // chosen_NK.shape[1]
         x_MD: Tensor = _Dispatched.apply(x_ND, tokens_M, places_NK)  # type: ignore[no-untyped-call]
-        y_MD = self._outputs(x_MD, routed.counts)
+        if self.spread is None:
+            y_MD: Tensor = self.experts(x_MD, bounds_of(self.read(routed.counts)))
+        else:  # names are used again: nothing outlives its use
+            x_MD, bounds, back = self.spread(x_MD, routed.counts, self.read)
+            y_MD = self.experts(x_MD, bounds)
+            y_MD = back(y_MD)
         weighted_MD = y_MD * weights_NK.flatten()[order_M].to(y_MD.dtype)[:, None]
         y_ND: Tensor = _Combined.apply(weighted_MD, tokens_M, places_NK)  # type: ignore[no-untyped-call]
         if self.shared is not None:
@@ -156,13 +165,6 @@ class RoutedMLP(nn.Module):
             if torch.is_grad_enabled():
                 y_ND = attach_terms(y_ND, terms, self.router.balance)
         return self.leave(y_ND)
-
-    def _outputs(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
-        """Rows (M, D) by expert -> what their experts make of them (M, D), zero behind those of the last."""
-        if self.spread is not None:
-            return self.spread(self.experts, x_MD, counts_E, self.read)
-        y_MD: Tensor = self.experts(x_MD, bounds_of(self.read(counts_E)))
-        return y_MD
 
 
 def _same(x: Tensor) -> Tensor:

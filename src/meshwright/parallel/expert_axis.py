@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from meshwright.comm.conjugate import exchanged
 from meshwright.layout.axes import Coordinates
-from meshwright.model.moe import ExpertMLP, RoutedMLP, bounds_of
+from meshwright.model.moe import Bounds, Read, RoutedMLP, bounds_of
 from meshwright.plan.plan import Plan
 from meshwright.plan.strategies.expert import Exchange, rows_by_place
 
@@ -58,22 +58,23 @@ class _Spread:
         self._ep, self._place, self._group = ep, place, group
         self.exchange: Exchange | None = None  # of the last forward
 
-    def __call__(
-        self, experts: ExpertMLP, x_MD: Tensor, counts_E: Tensor, read: Callable[[Tensor], list[int]]
-    ) -> Tensor:
+    def __call__(self, x_MD: Tensor, counts_E: Tensor, read: Read) -> tuple[Tensor, Bounds, Callable[[Tensor], Tensor]]:
         once = [1] * self._ep
         arriving_PL = exchanged(counts_E.view(self._ep, -1), once, once, self._ep, self._group)
         numbers = read(torch.cat((counts_E, arriving_PL.flatten())))
-        own, came = len(counts_E) // self._ep, numbers[len(counts_E) :]
-        sent, received = list(rows_by_place(numbers[: len(counts_E)], self._ep)), list(rows_by_place(came, self._ep))
+        loads, came = numbers[: len(counts_E)], numbers[len(counts_E) :]
+        sent, received = list(rows_by_place(loads, self._ep)), list(rows_by_place(came, self._ep))
         self.exchange = Exchange(self._place, tuple(sent), tuple(received))
-        x_RD: Tensor = exchanged(x_MD, sent, received, sum(received), self._group)
+        own, rows = len(came) // self._ep, len(x_MD)
         by_expert = [source * own + expert for expert in range(own) for source in range(self._ep)]
-        y_RD = experts(_ordered(x_RD, came, by_expert), bounds_of([sum(came[e::own]) for e in range(own)]))
-        back = sorted(range(len(came)), key=by_expert.__getitem__)
-        y_RD = _ordered(y_RD, [came[run] for run in by_expert], back)
-        y_MD: Tensor = exchanged(y_RD, received, sent, len(x_MD), self._group)
-        return y_MD
+        x_RD = _ordered(exchanged(x_MD, sent, received, sum(received), self._group), came, by_expert)
+
+        def back(y_RD: Tensor) -> Tensor:
+            y_RD = _ordered(y_RD, [came[run] for run in by_expert], _inverse(by_expert))
+            y_MD: Tensor = exchanged(y_RD, received, sent, rows, self._group)
+            return y_MD
+
+        return x_RD, bounds_of([sum(came[expert::own]) for expert in range(own)]), back
 
 
 def _ordered(x_RD: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tensor:
@@ -92,10 +93,13 @@ class _Ordered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g_RD: Tensor) -> tuple[Tensor, None, None]:
-        back = sorted(range(len(ctx.order)), key=ctx.order.__getitem__)
-        return _reorder(g_RD, [ctx.sizes[run] for run in ctx.order], back), None, None
+        return _reorder(g_RD, [ctx.sizes[run] for run in ctx.order], _inverse(ctx.order)), None, None
 
 
 def _reorder(x_RD: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tensor:
     runs = torch.split(x_RD, list(sizes))
     return torch.cat([runs[run] for run in order])
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
