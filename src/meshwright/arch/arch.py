@@ -126,6 +126,10 @@ class Arch:
         """Whether block `layer` (0 ..) has experts for its feed-forward."""
         return self.experts is not None and layer >= self.experts.dense_layers
 
+    def is_routed_unit(self, unit: int) -> bool:
+        """Whether `unit` is a block with experts."""
+        return 0 < unit < self.head_unit and self.is_routed(unit - 1)
+
     def window(self, layer: int) -> int:
         """The sliding window of block `layer` (0 ..) in tokens, itself included; 0: it sees all before it."""
         slides = not self.windowed_layers or layer in self.windowed_layers

@@ -1,9 +1,10 @@
-"""The conjugate pairs of tensor parallelism: each collective with the one that its gradient takes.
+"""The conjugate pairs of tensor and expert parallelism: each collective with the one that its gradient takes.
 
     f    copied        identity forward        all-reduce backward         (N, D) -> (N, D)
     f*   summed        all-reduce forward      identity backward           (N, D) -> (N, D)
     g    gathered      all-gather forward      reduce-scatter backward     (N/T, D) -> (N, D)
     g*   scattered     reduce-scatter forward  all-gather backward         (N, D) -> (N/T, D)
+         exchanged     all-to-all forward      the same, the other way     (N, D) -> (M, D)
 
 Between f and f* (g and g*) every rank works on features of its own, for all tokens. Sources: Shoeybi et al. 2019
 (arXiv:1909.08053, section 3) and Korthikanti et al. 2022 (arXiv:2205.05198, section 4.2.2).
@@ -16,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.comm.custom import all_gather, all_reduce, begin_sum, own_chunk, reduce_scatter, size_of
+from meshwright.comm.custom import all_gather, all_reduce, begin_sum, exchanged, own_chunk, reduce_scatter, size_of
 
-__all__ = ["copied", "gathered", "scattered", "scattered_beside", "summed"]
+__all__ = ["copied", "exchanged", "gathered", "scattered", "scattered_beside", "summed"]
 
 
 def copied(x: Tensor, group: str) -> Tensor:
@@ -90,3 +91,16 @@ def _beside_backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
 
 
 _scattered_beside.register_autograd(_beside_backward, setup_context=_keep_group)
+
+
+def _keep_splits(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, ctx.sent, ctx.received, _, ctx.group = inputs
+    ctx.rows = len(x)
+
+
+def _exchanged_back(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
+    """Rows that were not sent have no gradient."""
+    return exchanged(g, ctx.received, ctx.sent, ctx.rows, ctx.group), None, None, None, None
+
+
+exchanged.register_autograd(_exchanged_back, setup_context=_keep_splits)

@@ -7,6 +7,7 @@ joined along dim 0.
     all_reduce       (N, ...) -> (N, ...)       the sum, everywhere
     reduce_scatter   (N, ...) -> (N / T, ...)   chunk `place` of the sum
     all_gather       (N, ...) -> (N * T, ...)   the chunks of all, in rank order
+    exchanged        (N, ...) -> (M, ...)       runs of rows, one from each rank, in rank order
 
 Launched and awaited apart, for kernels that compute meanwhile: `begin_sum`.
 """
@@ -26,8 +27,8 @@ from meshwright.comm.registry import lookup
 from meshwright.comm.torch_private import kernel_of
 
 __all__ = [
-    "all_gather", "all_reduce", "begin_sum", "finish", "gathered", "own_chunk", "real_kernel", "reduce_scatter",
-    "size_of",
+    "all_gather", "all_reduce", "begin_sum", "exchanged", "finish", "gathered", "own_chunk", "real_kernel",
+    "reduce_scatter", "size_of",
 ]  # fmt: skip
 
 
@@ -52,6 +53,21 @@ def all_gather(x: Tensor, group: str) -> Tensor:
     return gathered(x, group)
 
 
+@torch.library.custom_op("meshwright::exchanged", mutates_args=())
+def exchanged(x: Tensor, sent: list[int], received: list[int], rows: int, group: str) -> Tensor:
+    """Of the first sum(sent) rows of x run r goes to the rank at place r: (N, ...) -> (rows, ...).
+
+    The first sum(received) rows are what the ranks sent, in their order; those behind are zero.
+    """
+    over = lookup(group)
+    leaving, came = sum(sent), sum(received)
+    out = x.new_empty(rows, *x.shape[1:])
+    out[came:].zero_()
+    own = x[:leaving].contiguous()
+    finish(over, operations.all_to_all(over, out[:came], own, received, sent, over.ledger.phase))
+    return out
+
+
 @all_reduce.register_fake
 def _(x: Tensor, group: str) -> Tensor:
     return torch.empty_like(x)
@@ -65,6 +81,11 @@ def _(x: Tensor, group: str) -> Tensor:
 @all_gather.register_fake
 def _(x: Tensor, group: str) -> Tensor:
     return x.new_empty(x.shape[0] * size_of(group), *x.shape[1:])
+
+
+@exchanged.register_fake
+def _(x: Tensor, sent: list[int], received: list[int], rows: int, group: str) -> Tensor:
+    return x.new_empty(rows, *x.shape[1:])
 
 
 def size_of(group: str) -> int:

@@ -34,7 +34,6 @@ class Unbuilt:
 
 UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("mesh.cp", "context parallelism"),
-    Unbuilt("mesh.ep", "expert parallelism"),
     Unbuilt("parallel.context", "context parallelism"),
     Unbuilt("parallel.context_inner", "context parallelism"),
     Unbuilt("moe.statistic", "statistics of the global batch, one step late,"),

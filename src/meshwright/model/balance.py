@@ -58,7 +58,7 @@ class Routed:
     scores: Tensor
     """(N, E)"""
     choices: Tensor
-    """(B, E) int64: how often each sequence chose each expert"""
+    """(B, E) int64: how often each sequence, or what is here of it, chose each expert"""
     counts: Tensor
     """(E,) int64: the same of all of them"""
     valid: Tensor | None
@@ -73,34 +73,31 @@ class Routed:
         choices_BE = went_NE.view(*rows.offsets.shape, -1).sum(1)
         return cls(logits_NE, scores_NE, choices_BE, choices_BE.sum(0), rows.valid, chosen_NK.shape[1])
 
-    def terms(self, balance: Balancing) -> Tensor:
-        """(2,) what these sequences add to the loss of the global batch: the auxiliary and the z term, weighted."""
+    def terms(self, balance: Balancing, choices_BE: Tensor) -> Tensor:
+        """(2,) what these tokens add to the loss of the global batch: the auxiliary and the z term, weighted.
+
+        `choices_BE`: those of whole sequences, which may be cut: every rank adds what its own tokens do.
+        """
         none = self.scores.new_zeros(())
-        auxiliary = balance.auxiliary * self.auxiliary() if balance.auxiliary else none
-        z = balance.z * self.z() if balance.z else none
+        tokens_B1 = (choices_BE.sum(1, keepdim=True) // self.active).clamp(min=1).to(self.scores.dtype)
+        auxiliary = balance.auxiliary * self.auxiliary(choices_BE, tokens_B1) if balance.auxiliary else none
+        z = balance.z * self.z(tokens_B1) if balance.z else none
         return torch.stack((auxiliary, z)) / balance.sequences
 
-    def auxiliary(self) -> Tensor:
-        """() the sum over these sequences of E sum_e f_be p_be."""
+    def auxiliary(self, choices_BE: Tensor, tokens_B1: Tensor) -> Tensor:
+        """() the sum over these sequences of E sum_e f_be p_be, of these tokens' part of p."""
         scores_BSE = self.scores.view(len(self.choices), -1, self.choices.shape[1])
         if self.valid is not None:
             scores_BSE = scores_BSE * self.valid[..., None]
-        tokens_B1 = self._tokens()
-        shares_BE = self.choices.to(scores_BSE.dtype) / (self.active * tokens_B1)
+        shares_BE = choices_BE.to(scores_BSE.dtype) / (self.active * tokens_B1)
         return scores_BSE.shape[2] * (shares_BE * (scores_BSE.sum(1) / tokens_B1)).sum()
 
-    def z(self) -> Tensor:
-        """() the sum over these sequences of the mean squared log-sum-exp of a token."""
+    def z(self, tokens_B1: Tensor) -> Tensor:
+        """() the sum over these sequences of the mean squared log-sum-exp of a token, of these tokens' part of it."""
         z_BS = self.logits.logsumexp(-1).square().view(len(self.choices), -1)
         if self.valid is not None:
             z_BS = z_BS * self.valid
-        return (z_BS / self._tokens()).sum()
-
-    def _tokens(self) -> Tensor:
-        """(B, 1) tokens of each sequence without padding, at least 1."""
-        if self.valid is not None:
-            return self.valid.sum(1, keepdim=True).clamp(min=1).to(self.scores.dtype)
-        return self.scores.new_full((len(self.choices), 1), len(self.scores) // len(self.choices))
+        return (z_BS / tokens_B1).sum()
 
 
 def attach_terms(y_ND: Tensor, terms: Tensor, balance: Balancing) -> Tensor:

@@ -28,13 +28,23 @@ from meshwright.model.balance import Balancing, Routed, attach_terms
 from meshwright.model.mlp import build_activation, build_mlp
 from meshwright.model.rows import Rows
 
-__all__ = ["Bounds", "ExpertMLP", "GroupProducts", "RoutedMLP", "Router", "group_products", "precise_product"]
+__all__ = [
+    "Bounds", "ExpertMLP", "GroupProducts", "Read", "RoutedMLP", "Router", "Spread", "bounds_of", "group_products",
+    "precise_product",
+]  # fmt: skip
 
 Bounds = Sequence[tuple[int, int]]
 """(first, last + 1) of the rows of each expert."""
 
 GroupProducts = Callable[[Tensor, Sequence[Tensor], Bounds], Sequence[Tensor]]
 """(x (M, I), weights (E, O, I), rows of each expert) -> (M, O) for each weight: see `group_products`."""
+
+Read = Callable[[Tensor], list[int]]
+"""How numbers reach the host."""
+
+Spread = Callable[[Tensor, Tensor, Read], tuple[Tensor, Bounds, Callable[[Tensor], Tensor]]]
+"""(rows (M, D) by expert, choices of each expert (E,), `read`) -> the rows (R, D) that this rank's experts get, which
+are those of each, and what brings their outputs (R, D) back (M, D)."""
 
 
 def precise_product(x_ND: Tensor, weight_ED: Tensor) -> Tensor:
@@ -115,7 +125,8 @@ class ExpertMLP(nn.Module):
 class RoutedMLP(nn.Module):
     """The feed-forward of a routed block.
 
-    `enter` and `leave` are where a tensor axis begins and ends; `read` is how the numbers of rows reach the host.
+    `enter` and `leave` are where a tensor axis begins and ends; `read` is how the numbers of rows reach the host;
+    `spread` reaches experts that other ranks have; `whole` adds up the choices (B, E) of sequences that are cut.
     """
 
     def __init__(self, arch: Arch) -> None:
@@ -127,7 +138,9 @@ class RoutedMLP(nn.Module):
         self.shared = build_mlp(dataclasses.replace(arch, ffn=shared)) if shared else None
         self.enter: Callable[[Tensor], Tensor] = _same
         self.leave: Callable[[Tensor], Tensor] = _same
-        self.read: Callable[[Tensor], list[int]] = Tensor.tolist
+        self.read: Read = Tensor.tolist
+        self.spread: Spread | None = None
+        self.whole: Callable[[Tensor], Tensor] = _same
 
     def forward(self, x_ND: Tensor, rows: Rows) -> Tensor:
         """(N, D) -> (N, D)."""
@@ -136,13 +149,18 @@ class RoutedMLP(nn.Module):
         order_M, places_NK = _sorted(chosen_NK)
         tokens_M = order_M // chosen_NK.shape[1]
         x_MD: Tensor = _Dispatched.apply(x_ND, tokens_M, places_NK)  # type: ignore[no-untyped-call]
-        y_MD = self.experts(x_MD, _bounds(self.read(routed.counts)))
+        if self.spread is None:
+            y_MD: Tensor = self.experts(x_MD, bounds_of(self.read(routed.counts)))
+        else:  # names are used again: nothing outlives its use
+            x_MD, bounds, back = self.spread(x_MD, routed.counts, self.read)
+            y_MD = self.experts(x_MD, bounds)
+            y_MD = back(y_MD)
         weighted_MD = y_MD * weights_NK.flatten()[order_M].to(y_MD.dtype)[:, None]
         y_ND: Tensor = _Combined.apply(weighted_MD, tokens_M, places_NK)  # type: ignore[no-untyped-call]
         if self.shared is not None:
             y_ND = y_ND + self.shared(x_ND, rows)
         if self.training and self.router.balance.has_terms:
-            terms = routed.terms(self.router.balance)
+            terms = routed.terms(self.router.balance, self.whole(routed.choices))
             self.router.terms = terms.detach()
             if torch.is_grad_enabled():
                 y_ND = attach_terms(y_ND, terms, self.router.balance)
@@ -161,7 +179,8 @@ def _sorted(chosen_NK: Tensor) -> tuple[Tensor, Tensor]:
     return order_M, places_M.view(chosen_NK.shape)
 
 
-def _bounds(counts: Sequence[int]) -> Bounds:
+def bounds_of(counts: Sequence[int]) -> Bounds:
+    """The rows of each expert, from how many they are."""
     bounds, end = [], 0
     for count in counts:
         bounds.append((end, end + count))

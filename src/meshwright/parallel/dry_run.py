@@ -32,6 +32,7 @@ from meshwright.plan.folds.memory import Timeline, memory
 from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.plan import Plan
 from meshwright.plan.schedules import ScheduleFunction
+from meshwright.plan.strategies.expert import even_loads
 from meshwright.plan.strategies.tensor import micro_tokens
 
 __all__ = ["DryRun", "dry_run"]
@@ -98,15 +99,20 @@ def _zeros(tensor: Tensor) -> list[float]:
 
 
 def _spread_evenly(plan: Plan, engine: Engine) -> None:
-    """Nor do loads of experts: each has its share of the choices, the first ones what does not divide."""
+    """Nor do loads of experts: each has its share of the choices, as forecasts take it."""
     experts = plan.arch.experts
-    for mlp in routed_mlps(engine.model.units) if experts is not None else ():
-        mlp.read = partial(_even, micro_tokens(plan) * experts.active if experts is not None else 0)
+    if experts is None:
+        return
+    loads = even_loads(micro_tokens(plan) * experts.active, experts.count)
+    own, place = experts.count // plan.degrees.ep, engine.mesh.coordinates.ep
+    arriving = loads[place * own : (place + 1) * own] * plan.degrees.ep
+    for mlp in routed_mlps(engine.model.units):
+        mlp.read = partial(_even, loads, arriving)
 
 
-def _even(choices: int, counts_E: Tensor) -> list[int]:
-    share, rest = divmod(choices, counts_E.numel())
-    return [share + (expert < rest) for expert in range(counts_E.numel())]
+def _even(loads: list[int], arriving: list[int], counts: Tensor) -> list[int]:
+    """Of this rank's tokens, and with an expert axis behind them those that arrive from each of its ranks."""
+    return loads if counts.numel() == len(loads) else loads + arriving
 
 
 def _nothing(plan: Plan) -> Batch:

@@ -29,7 +29,8 @@ from meshwright.parallel.compile import compile_units
 from meshwright.parallel.direct import apply_direct
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.executor import Executor
-from meshwright.parallel.experts import apply_experts
+from meshwright.parallel.expert_axis import ExpertAxis
+from meshwright.parallel.experts import apply_experts, whole_choices
 from meshwright.parallel.norms import apply_norms
 from meshwright.parallel.recompute import apply_selective
 from meshwright.parallel.rotation import apply_rotation
@@ -184,18 +185,27 @@ class Engine:
 
     def _balance(self, units: dict[int, nn.Module], read: Callable[[Tensor], list[float]]) -> Balancer:
         apply_experts(units.values(), self._products, read)
-        return Balancer(self.plan, units, self.mesh.coordinates, self.allocator.device)
+        plan, at, axis = self.plan, self.mesh.coordinates, None
+        if plan.degrees.ep > 1:
+            axis = ExpertAxis(plan, at, self._named(self.mesh.communicator(GroupName.EP)), units)
+        if plan.degrees.cp > 1:
+            whole_choices(units.values(), self._named(self.mesh.communicator(GroupName.CP)))
+        return Balancer(plan, units, at, self.allocator.device, axis)
 
     def _apply_tensor(self, units: dict[int, nn.Module]) -> TensorAxis:
-        """Make the group of the units' collectives known by name as long as the engine lives, and how it is used."""
-        name = f"{GroupName.TP} of engine {id(self)}"
-        named = ExitStack()
         over = replace(self.mesh.communicator(GroupName.TP), ring=self.plan.execution.asynchronous_tensor)
-        named.enter_context(registered({name: over}))
-        weakref.finalize(self, named.close)
+        name = self._named(over)
         axis = tensor_axis(self.plan, self.mesh.coordinates, name, self._products)
         apply_tensor(list(units.values()), axis)
         return axis
+
+    def _named(self, over: Communicator) -> str:
+        """Make a group of the units' collectives, and how it is used, known by name as long as the engine lives."""
+        name = f"{over.name} of engine {id(self)}"
+        named = ExitStack()
+        named.enter_context(registered({name: over}))
+        weakref.finalize(self, named.close)
+        return name
 
     def _adopt_parameters(self) -> None:
         """Put the stores' parameters where the plain model has its own; every one of this stage exactly once."""

@@ -168,7 +168,7 @@ class Executor:
             if self._trains:
                 self._held[key] = x
         if self._balancer is not None:
-            self._balancer.count(action.unit)
+            self._balancer.count(action.unit, action.micro)
 
     def _recompute(self, action: Action) -> None:
         key = action.unit, action.micro

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.comm.conjugate import copied, gathered, scattered, summed
+from meshwright.comm.custom import all_reduce
 from meshwright.model.moe import Bounds, RoutedMLP, group_products, precise_product
 from meshwright.parallel.direct import apply_direct
 from meshwright.parallel.split import Place, WeightProducts
 from meshwright.parallel.store import Store
 
-__all__ = ["apply_experts", "routed_mlps", "tensor_parallel_experts"]
+__all__ = ["apply_experts", "routed_mlps", "tensor_parallel_experts", "whole_choices"]
 
 
 def apply_experts(units: Iterable[nn.Module], products: WeightProducts, read: Callable[[Tensor], list[float]]) -> None:
@@ -40,6 +41,12 @@ def tensor_parallel_experts(mlp: RoutedMLP, group: str, sequence: bool, products
     mlp.leave = partial(scattered if sequence else summed, group=group)
     if mlp.shared is not None:
         apply_direct([mlp.shared], products)
+
+
+def whole_choices(units: Iterable[nn.Module], group: str) -> None:
+    """Shares of a term are of whole sequences, which a registered context group has cut: add their choices up."""
+    for mlp in routed_mlps(units):
+        mlp.whole = partial(all_reduce, group=group)
 
 
 def routed_mlps(units: Iterable[nn.Module]) -> Iterable[RoutedMLP]:

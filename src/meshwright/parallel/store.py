@@ -6,7 +6,7 @@ whole       all elements in the compute dtype; the model's parameters are views 
             between gather and release
 own         the run [first, last) that this rank updates: everything at stage 0, its shard from stage 1 on
 master      own elements in the master dtype; a view of `whole` where no copy is kept
-shard       own elements in the compute dtype, where `whole` is not always there (stage 3)
+shard       own elements in the compute dtype, where `whole` is not always there (stage 3, and others hold it too)
 shards      those of all ranks, where they share memory: then a gather reads them and `shard` is one of them
 gradient    unreduced sums over micro-batches, reduce dtype, whole; it has memory from the first write to the update
             (stages 0, 1) or to the end of its reduction (2, 3)
@@ -31,7 +31,7 @@ from meshwright.optim.update import STATE_NAMES, Run
 from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.offload import Homes, Visitor
-from meshwright.plan.buckets import Bucket, Segment, is_hybrid, sharding_group
+from meshwright.plan.buckets import Bucket, Segment, in_pieces, is_hybrid, sharding_group
 from meshwright.plan.category import Category
 from meshwright.plan.plan import Plan
 
@@ -64,7 +64,7 @@ class Store:
         }
         self.shards: Sequence[Tensor] = ()
         self.shard: Tensor | None = None
-        if plan.sharding.stage == 3:
+        if in_pieces(plan, bucket):
             self.shard = self._allocate_shard(readers)
             allocator.release(self.whole, Category.PARAMETERS)
         self.master = self._allocate_master()

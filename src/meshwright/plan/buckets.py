@@ -99,6 +99,12 @@ def is_hybrid(plan: Plan, replicas: GroupName) -> bool:
     return plan.sharding.stage > 0 and plan.sharding.within > 0 and replicas is GroupName.DENSE
 
 
+def in_pieces(plan: Plan, bucket: Bucket) -> bool:
+    """Whether ranks keep shards of a bucket's parameters: one that nobody else holds (experts on their own axis) is
+    always whole."""
+    return plan.sharding.stage == 3 and sharding_group(plan, bucket.replicas).size > 1
+
+
 def by_unit(buckets: Iterable[Bucket]) -> dict[int, tuple[int, ...]]:
     """Unit -> the indices of those of `buckets` that it reads; a unit that reads none of them has no entry."""
     found: dict[int, tuple[int, ...]] = {}

@@ -1,5 +1,5 @@
-"""What one rank sends in a step: the fold of its program, and what axes without a program of their own declare (cp, and
-ep, whose experts are taken out of the sums over all replicas).
+"""What one rank sends in a step: the fold of its program, which takes even loads of experts, and what an axis without a
+program of its own declares (cp).
 
 A program grows with the micro-batches of a step, its rows only in number: those of a long step are read off two short
 ones, exactly (`tests/unit/price/test_traffic.py`).
@@ -111,10 +111,9 @@ def _less(row: Row, part: Row) -> Row:
 
 
 def _declared(plan: Plan, rank: int, transport: Transport) -> Iterator[Row]:
-    """The context and expert axes: per block, micro-batch and pass."""
+    """The context axis: per block, micro-batch and pass."""
     stage = plan.degrees.coordinates(rank).pp
     blocks = [unit for unit in stage_units(plan, stage) if plan.arch.unit_kind(unit) is UnitKind.BLOCK]
-    routed = [unit for unit in blocks if plan.arch.is_routed(unit - 1)]
     again = plan.execution.recompute is Recompute.FULL
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         passes = plan.accumulation
@@ -122,12 +121,6 @@ def _declared(plan: Plan, rank: int, transport: Transport) -> Iterator[Row]:
             yield _row(
                 GroupName.CP, plan.degrees.cp, operation, phase, calls * len(blocks) * passes, payload, transport
             )
-        if plan.degrees.ep > 1 and routed:
-            calls = (2 + 2 * (again and phase is Phase.BACKWARD)) * len(routed) * passes
-            size = (
-                _tokens(plan) * plan.arch.hidden * _width(plan) * (plan.arch.experts.active if plan.arch.experts else 0)
-            )
-            yield _row(GroupName.EP, plan.degrees.ep, Operation.ALL_TO_ALL, phase, calls, size, transport)
 
 
 def _context(plan: Plan, backward: bool, again: bool) -> Iterator[tuple[Operation, int, int]]:

@@ -78,7 +78,8 @@ class Account:
 def take_account(engine: Engine, peak: int) -> Account:
     """Read the ledger and the allocator after the first step, which held `peak` bytes. Collective over all ranks."""
     plan, mesh = engine.plan, engine.mesh
-    predicted = ledger(plan, mesh.rank, transport=mesh.ledger.transport)
+    routed = engine.balancer.routed if engine.balancer is not None else None
+    predicted = ledger(plan, mesh.rank, transport=mesh.ledger.transport, routed=routed)
     measured = mesh.ledger.rows
     timeline = _expected(engine, mesh.rank)
     live = {category.value: num_bytes for category, num_bytes in engine.allocator.live.items()}

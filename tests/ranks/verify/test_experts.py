@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from meshwright.arch.arch import Experts
-from meshwright.config.choices import Balance, Documents, Recompute, Schedule
+from meshwright.config.choices import Balance, Documents, Offload, Recompute, Schedule
 from meshwright.parallel.dry_run import dry_run
 from meshwright.plan.plan import Moe
 from meshwright.plan.rules import canonical, check_plan
@@ -31,13 +31,21 @@ FULL = Recompute.FULL
 
 
 def rung(
-    moe: Moe, *, layers: int = 2, micro: int = 0, experts: Experts | None = None, sequence: bool = False, **layout: Any
+    moe: Moe,
+    *,
+    layers: int = 2,
+    micro: int = 0,
+    experts: Experts | None = None,
+    sequence: bool = False,
+    offload: Offload = Offload.NONE,
+    **layout: Any,
 ) -> Rung:
     """mixtral, or with `experts` qwen3_moe of masked documents; two or three micro-batches where `micro` is 0."""
-    micro = micro or (2 if layout.get("dp", 1) > 1 else 4)
+    shares = layout.get("dp", 1) * layout.get("ep", 1)
+    micro = micro or (2 if shares > 1 else 4)
     arch = {"hidden": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "ffn": 24, "vocab": 67, "dropout": 0.1}
     arch |= {"experts": experts or Experts(4, 2, 12), "qk_norm": experts is not None}
-    accumulation = SEQUENCES // (layout.get("dp", 1) * micro)
+    accumulation = SEQUENCES // (shares * micro)
     plan = make_plan(layers=layers, micro=micro, accumulation=accumulation, arch=arch, **layout)
     documents = Documents.MASKED if experts is not None else Documents.PACKED
     plan = replace(
@@ -46,7 +54,7 @@ def rung(
         data=replace(plan.data, sequence_length=LENGTH, documents=documents),
         precision=DOUBLE,
         optimizer=optimizer_of(OPTIMIZERS[0]),
-        execution=replace(plan.execution, sequence=sequence),
+        execution=replace(plan.execution, sequence=sequence, offload=offload),
         moe=moe,
     )
     plan = canonical(plan)
@@ -77,9 +85,9 @@ def tensor(moe: Moe) -> Sequence[Rung]:
     return rung(moe, tp=2), rung(moe, tp=4, sequence=True), rung(moe, tp=2, dp=2, zero=1, recompute=FULL)
 
 
-def check(rungs: dict[str, Sequence[Rung]], folder: Path, timeout: float) -> None:
+def check(rungs: dict[str, Sequence[Rung]], folder: Path, timeout: float, ranks: int = 4) -> None:
     jobs = [job(name.replace(" ", "-"), folder, each) for name, each in rungs.items()]
-    check_all(jobs, climb(jobs, 4, timeout))
+    check_all(jobs, climb(jobs, ranks, timeout))
 
 
 @pytest.mark.timeout(170)

@@ -32,7 +32,7 @@ from meshwright.arch.passing import (
 )
 from meshwright.config.choices import Documents, Dtype, Offload, Recompute
 from meshwright.plan.action import COMPUTE, Action, Kind, Op
-from meshwright.plan.buckets import Bucket, sharding_group
+from meshwright.plan.buckets import Bucket, in_pieces, sharding_group
 from meshwright.plan.category import Category as Category
 from meshwright.plan.folds.touches import Buffer, Kept, Memory, Touches
 from meshwright.plan.folds.traffic import Operation, Transport, border_elements, transfer
@@ -125,8 +125,9 @@ def states(plan: Plan, steps: Program) -> Sizes:
     offload = plan.execution.offload
     for bucket in steps.buckets:
         part = _shard(plan, bucket)
-        kept = part if plan.sharding.stage == 3 else bucket.numel
-        sizes[Category.PARAMETERS] += kept * plan.precision.compute.num_bytes if offload is not Offload.PARAMS else 0
+        cut = in_pieces(plan, bucket)
+        kept = 0 if cut and offload is Offload.PARAMS else part if cut else bucket.numel
+        sizes[Category.PARAMETERS] += kept * plan.precision.compute.num_bytes
         if bucket.trainable and offload is not Offload.OPTIMIZER:
             owned = part * plan.precision.master.num_bytes
             sizes[Category.OPTIMIZER] += plan.optimizer.num_moments * owned
@@ -141,7 +142,7 @@ def visitors(plan: Plan, bucket: Bucket) -> Sizes:
         case Offload.OPTIMIZER:
             masters = owned if plan.precision.has_master else 0
             return {Category.OPTIMIZER: plan.optimizer.num_moments * owned, Category.MASTER: masters}
-        case Offload.PARAMS if not plan.precision.has_master:
+        case Offload.PARAMS if in_pieces(plan, bucket) and not plan.precision.has_master:
             return {Category.PARAMETERS: owned}
         case _:
             return {}

@@ -22,7 +22,7 @@ from enum import Enum
 from meshwright.arch.tensors import UnitKind
 from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Action, Kind, Op, What
-from meshwright.plan.buckets import Bucket, by_unit, is_hybrid, sharding_group
+from meshwright.plan.buckets import Bucket, by_unit, in_pieces, is_hybrid, sharding_group
 from meshwright.plan.meeting import plan_groups
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program
@@ -85,9 +85,8 @@ class Memory:
         self._plan, self._program = plan, program
         self._train = program.kind is Kind.TRAIN
         self._sums = tuple(sums(plan, bucket) for bucket in program.buckets)
-        shared = [sharding_group(plan, bucket.replicas).size > 1 for bucket in program.buckets]
-        self._pieces = tuple(plan.sharding.stage == 3 and each for each in shared)
-        self._travels = tuple(shared)
+        self._pieces = tuple(in_pieces(plan, bucket) for bucket in program.buckets)
+        self._travels = tuple(sharding_group(plan, bucket.replicas).size > 1 for bucket in program.buckets)
         self._read = by_unit(program.buckets)
 
     def at_start(self) -> Iterator[Buffer]:

@@ -31,6 +31,7 @@ from meshwright.plan.operation import Operation as Operation
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program
 from meshwright.plan.strategies.calls import unit_calls
+from meshwright.plan.strategies.expert import Exchange
 from meshwright.plan.strategies.tensor import stream_tokens
 
 SCALAR_BYTES = 8  # the count is an int64; loss and norm are float64
@@ -55,7 +56,7 @@ class Transfer:
     """One call of a collective, or one send, by one rank.
 
     `payload_bytes`: the whole tensor for all-gather, reduce-scatter and all-reduce; the message for a send; the send
-    buffer for an all-to-all.
+    buffer for an all-to-all. `leaving_bytes`: what of that buffer goes to others, where runs are not alike.
     """
 
     group: GroupName
@@ -63,6 +64,13 @@ class Transfer:
     operation: Operation
     phase: Phase
     payload_bytes: int
+    leaving_bytes: int | None = None
+
+    def wire_bytes(self, transport: Transport) -> int:
+        """What this rank moves to others."""
+        if self.leaving_bytes is not None:
+            return self.leaving_bytes
+        return wire_bytes(transport, self.operation, self.payload_bytes, self.ranks)
 
 
 def sent_bytes(operation: Operation, payload_bytes: int, ranks: int) -> int:
@@ -92,14 +100,15 @@ def transfer(plan: Plan, program: Program, action: Action) -> Transfer | None:
     return Transfer(action.group.reported, ranks, operation, action.phase, payload)
 
 
-def transfers(plan: Plan, program: Program, action: Action) -> Iterator[Transfer]:
-    """Everything that `action` sends: its own launch, and the collectives inside a unit."""
+def transfers(plan: Plan, program: Program, action: Action, exchange: Exchange | None = None) -> Iterator[Transfer]:
+    """Everything that `action` sends: its own launch, and what its unit sends, experts' rows by `exchange`."""
     launched = transfer(plan, program, action)
     if launched is not None:
         yield launched
-    for call in unit_calls(plan, action):
+    for call in unit_calls(plan, action, program.kind, exchange):
         ranks = plan_groups(plan)[call.group].size
-        yield Transfer(call.group.reported, ranks, call.operation, action.phase, call.payload_bytes)
+        payload, leaving = call.payload_bytes, call.leaving_bytes
+        yield Transfer(call.group.reported, ranks, call.operation, action.phase, payload, leaving)
 
 
 def border_elements(plan: Plan) -> int:

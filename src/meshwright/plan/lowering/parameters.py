@@ -8,7 +8,7 @@ A compute that reads no weight (a weight product, the embedding's backward) hold
 from __future__ import annotations
 
 from meshwright.plan.action import Action, Op, Phase
-from meshwright.plan.buckets import by_unit, sharding_group, stage_buckets
+from meshwright.plan.buckets import by_unit, in_pieces, sharding_group, stage_buckets
 from meshwright.plan.lowering.computes import Compute, Slotted
 from meshwright.plan.lowering.listing import Listing
 from meshwright.plan.plan import Plan
@@ -19,7 +19,7 @@ class Parameters:
         self._plan = plan
         self._held = stage_buckets(plan, stage)
         self._groups = [sharding_group(plan, bucket.replicas) for bucket in self._held]
-        self._of_unit = self._sharded_by_unit()
+        self._of_unit = by_unit(bucket for bucket in self._held if in_pieces(plan, bucket))
         self._readers = [each for slot in slots for each in slot.computes if each.needs_weights]
         self._next = {a.index: b for a, b in zip(self._readers, self._readers[1:], strict=False)}
         self._last_use = {bucket: each.index for each in self._readers for bucket in self._of(each)}
@@ -51,12 +51,6 @@ class Parameters:
 
     def _of(self, compute: Compute) -> tuple[int, ...]:
         return self._of_unit.get(compute.action.unit, ())
-
-    def _sharded_by_unit(self) -> dict[int, tuple[int, ...]]:
-        """Unit -> the buckets it reads that are in pieces; a bucket that nobody else holds is always whole."""
-        if self._plan.sharding.stage < 3:
-            return {}
-        return by_unit(bucket for bucket in self._held if self._groups[bucket.index].size > 1)
 
     def _gather(self, out: Listing, index: int, phase: Phase) -> None:
         if index in self._whole or index in self._gathering:
