@@ -2,7 +2,7 @@
 
 Gloo's own reduce-scatter moves the bytes of an all-reduce and its all-gather copies twice, so on gloo both go point to
 point: every rank sends each peer its chunk, and sums what arrives in rank order, so that all layouts of the same ranks
-add in the same order. NCCL's own are good.
+add in the same order. NCCL's own are good. An all-to-all goes as they go.
 
     reduce-scatter over ranks 0 1 2                   all-gather
 
@@ -32,6 +32,7 @@ class _Tag(IntEnum):
     SCATTER = 1
     GATHER = 2
     HOP = 3
+    EXCHANGE = 4
 
 
 @dataclass(slots=True)
@@ -99,6 +100,31 @@ def all_gather(over: Communicator, whole: Tensor, phase: Phase, shards: Sequence
     return Handle(_exchange(over, [chunks[over.place]] * over.size, arriving, _Tag.GATHER), keeps=(whole,))
 
 
+def all_to_all(
+    over: Communicator,
+    out: Tensor,
+    inp: Tensor,
+    out_splits: Sequence[int],
+    in_splits: Sequence[int],
+    phase: Phase,
+) -> Handle:
+    """Send run r of the rows of `inp` to the rank at place r, and fill run r of `out` with what that rank sends here.
+
+    inp (sum of in_splits, ...), out (sum of out_splits, ...), both contiguous; splits are rows for each place, which
+    may be 0, and empty splits are equal runs. in_splits[r] here is out_splits[place] at r. Raises ValueError where
+    splits are not one for each rank, or do not add up to the rows.
+    """
+    leaving, arriving = _runs(over, inp, in_splits), _runs(over, out, out_splits)
+    _record(over, Operation.ALL_TO_ALL, phase, inp)
+    if not over.direct:
+        sizes = [[len(run) for run in runs] for runs in (arriving, leaving)]
+        work = dist.all_to_all_single(out, inp, *sizes, group=over.process_group, async_op=True)
+        return Handle((work,), keeps=(out, inp))
+    arriving[over.place].copy_(leaving[over.place])
+    others = [run for place, run in enumerate(arriving) if place != over.place]
+    return Handle(_exchange(over, leaving, others, _Tag.EXCHANGE), keeps=(out, inp))
+
+
 def hop(over: Communicator, outgoing: Tensor, arriving: Tensor) -> Handle:
     """Send to the next rank of the group and receive from the one before, as a ring; counted by who goes round.
 
@@ -143,12 +169,24 @@ def _join(shards: Sequence[Tensor], whole: Tensor) -> None:
 
 
 def _exchange(over: Communicator, outgoing: list[Tensor], arriving: list[Tensor], tag: _Tag) -> list[dist.Work]:
-    """Send outgoing[r] to the rank at place r and receive from every other rank, all at once."""
+    """Send outgoing[r] to the rank at place r and receive from every other rank, all at once; nothing where empty."""
     group = over.process_group  # its own methods: dist.isend spends as long again on finding it
     peers = [place for place in range(over.size) if place != over.place]
-    works = [group.recv([buffer], place, tag) for place, buffer in zip(peers, arriving, strict=True)]
+    pairs = zip(peers, arriving, strict=True)
+    works = [group.recv([buffer], place, tag) for place, buffer in pairs if buffer.numel()]
     onwards = peers[over.place :] + peers[: over.place]  # else all would begin with the same one
-    return works + [group.send([outgoing[place]], place, tag) for place in onwards]
+    return works + [group.send([outgoing[place]], place, tag) for place in onwards if outgoing[place].numel()]
+
+
+def _runs(over: Communicator, tensor: Tensor, splits: Sequence[int]) -> list[Tensor]:
+    """Views of the rows of a tensor, one run for each rank."""
+    if not splits:
+        if len(tensor) % over.size:
+            raise ValueError(f"{len(tensor)} rows are no equal runs for {over.size} ranks: give splits")
+        splits = [len(tensor) // over.size] * over.size
+    if len(splits) != over.size or sum(splits) != len(tensor):
+        raise ValueError(f"splits {list(splits)} are not those of {len(tensor)} rows for {over.size} ranks")
+    return list(tensor.split(list(splits)))
 
 
 def _begun(work: dist.Work | None) -> dist.Work:
