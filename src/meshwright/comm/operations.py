@@ -187,7 +187,7 @@ def _runs(over: Communicator, tensor: Tensor, splits: Sequence[int]) -> list[Ten
         splits = [len(tensor) // over.size] * over.size
     if len(splits) != over.size or sum(splits) != len(tensor):
         raise ValueError(f"splits {list(splits)} are not those of {len(tensor)} rows for {over.size} ranks")
-    return list(tensor.split(list(splits)))
+    return list(torch.split(tensor, list(splits)))
 
 
 def _begun(work: dist.Work | None) -> dist.Work:
