@@ -4,7 +4,7 @@ ring        cp - 1 blocks of keys and values go round, twice as much backward, h
 ring, k     Ulysses inside groups of k neighbours, a ring of cp / k between them
 allgather   keys and values of all, gathered before attention and kept; their gradients scattered after it
 ulysses     all-to-alls: query, key, value before attention, its output after it; the same back. The literal program
-            packs the three into one; where there are more ranks than key/value heads, each head goes to all that need it
+            packs the three into one; where ranks are more than key/value heads, each head goes to all that need it
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def exchange_seconds(target: Target, num_bytes: Array, group: Way, copies: Array
     """All-to-all of a send buffer of `num_bytes`: what stays in the node over its link, the rest over the network.
 
     `copies`: how many copies of a token are sent; those for one node cross to it once:
-    (N - 1) (1 - (1 - 1 / N)^k) of k copies cross N nodes. Where messages are direct, what is gathered goes the same way.
+    (N - 1) (1 - (1 - 1 / N)^k) of k copies cross N nodes. Direct messages take the way of a gather.
     """
     if group.inside_bytes_per_s:
         return group.gather(num_bytes)
