@@ -70,6 +70,7 @@ class Setting:
     `threads`      of a CPU's kernels, where working memory counts
     `gathers`      the outputs of norms are gathered along the tokens for their products, which keep them (sequence
                    parallel): no recipe sends them again
+    `arriving`     rows that the experts of a rank get from all ranks of their axis; None: those of its own tokens
     """
 
     sequences: int
@@ -82,10 +83,15 @@ class Setting:
     rings: bool = False
     direct: bool = True
     threads: int = 0
+    arriving: int | None = None
 
     @property
     def tokens(self) -> int:
         return self.sequences * self.sequence
+
+    def expert_rows(self, experts: Experts) -> int:
+        """Rows of this rank's experts together."""
+        return self.tokens * experts.active if self.arriving is None else self.arriving
 
 
 def saved(arch: Arch, unit: int, setting: Setting) -> tuple[Saved, ...]:
@@ -227,12 +233,12 @@ def _feed_forward(arch: Arch, path: str, rows: int, width: int) -> Iterator[Save
 
 
 def _routed(arch: Arch, experts: Experts, setting: Setting) -> Iterator[Saved]:
-    rows = setting.tokens * experts.active
+    rows, here = setting.tokens * experts.active, setting.expert_rows(experts)
     yield Saved("mlp.router.probabilities", setting.tokens * experts.count, Role.PRECISE)
     yield Saved("mlp.router.weights", rows, Role.PRECISE)
     yield Saved("mlp.router.choice", rows, Role.INDEX)
-    yield Saved("mlp.experts.input", rows * arch.hidden)
-    yield from _feed_forward(arch, "mlp.experts", rows, experts.ffn)
+    yield Saved("mlp.experts.input", here * arch.hidden)
+    yield from _feed_forward(arch, "mlp.experts", here, experts.ffn)
     yield Saved("mlp.experts.output", rows * arch.hidden)
     if experts.shared:
         yield from _feed_forward(arch, "mlp.shared", setting.tokens, experts.shared * experts.ffn)

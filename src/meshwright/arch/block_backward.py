@@ -124,16 +124,24 @@ class BlockBackward(BlockTape):
         self._used(arrived, is_factor=self._beside > 0)
         tape.flash(2 * self._rows)  # weighed and not
         self._give_back("mlp.experts.output", "mlp.router.")
+        if self._travels:
+            tape.come(self._here)
+            tape.go(self._rows)
+            tape.flash(self._here)  # in order of the experts
         if not self._beside:
             before = tape.begin_anew()
         self._product(matrix)
         tape.come(self._wide)
-        self._spend(self._rows)
+        self._spend(self._here)
         self._factors_back("mlp.experts.", self._wide)
         self._product(matrix)
-        tape.come(self._rows)
+        tape.come(self._here)
         self._spend(factors * self._wide)
         self._spend_kept("mlp.experts.input")
+        if self._travels:
+            tape.flash(self._here)
+            tape.come(self._rows)
+            tape.go(self._here)
         tape.come(self._rows, self._whole)
         tape.go(2 * self._rows)
         if self._beside:

@@ -83,7 +83,11 @@ class BlockForward(BlockTape):
     def _route(self) -> None:
         tape, factors = self._tape, 4 if self._arch.gated else 2
         tape.flash(self._raised_whole)
-        tape.come(self._sizes("mlp.router."), self._rows, factors * self._wide, 3 * self._rows, self._whole)
+        tape.come(self._sizes("mlp.router."), self._rows)
+        self._travel(self._rows, self._here)
+        tape.come(factors * self._wide, self._here)
+        self._travel(self._here, self._rows)
+        tape.come(2 * self._rows, self._whole)
         tape.go(self._rows)
         if self._beside:
             tape.come(factors * self._beside, 2 * self._whole)

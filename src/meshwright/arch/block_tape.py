@@ -6,7 +6,7 @@ is the fullest need not be guessed. Read off the allocator's events of dry runs,
 
     part     the stream of the tokens that a rank holds of it: under sequence parallel its share
     whole    the stream of all tokens
-    rows     the stream, a row for every expert that a token chose
+    rows     the stream, a row for every expert that a token chose; here: those that the experts of this rank get
     wide     one factor of a feed-forward
     query    queries, heads' outputs or their gradients; key: keys or values
     raised   a copy in float32, with which lower precisions compute; nothing where they need none
@@ -50,7 +50,10 @@ class BlockTape:
 
         active = self._experts.active if self._experts else 1
         self._ffn = self._experts.ffn if self._experts else arch.ffn
-        self._rows, self._wide = elements * active * width, setting.tokens * active * self._ffn * width
+        here = setting.tokens if self._experts is None else setting.expert_rows(self._experts)
+        self._rows, self._wide = elements * active * width, here * self._ffn * width
+        self._here = here * arch.hidden * width
+        self._travels = setting.arriving is not None
         self._chances = setting.tokens * self._experts.count * Role.PRECISE.num_bytes(compute) if self._experts else 0
         self._beside = setting.tokens * self._experts.shared * self._ffn * width if self._experts else 0
 
@@ -80,6 +83,12 @@ class BlockTape:
             self._tape.come(2 * raised, size)
             self._tape.go(2 * raised)
         self._tape.go(self._table)
+
+    def _travel(self, leaving: int, arriving: int) -> None:
+        """Rows to the ranks of their experts, or back: at one end they are put in order by a copy."""
+        if self._travels:
+            self._tape.come(arriving, self._here)
+            self._tape.go(leaving, self._here)
 
     def _sizes(self, *names: str) -> int:
         return sum(

@@ -127,9 +127,10 @@ def stash_bytes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:
     for each in _products(arch, unit, setting):
         routes = each.name == "mlp.router"  # in float32, of a copy where others read lower precisions
         width = Role.PRECISE.num_bytes(compute) if routes else compute.num_bytes
+        rows = setting.expert_rows(arch.experts) if arch.experts and each.name.startswith("mlp.experts.") else each.m
         reads = "mlp.shared.stream" if routes and width == compute.num_bytes else _input_of(each.name)
-        inputs[reads] = each.m * each.k * width
-        outputs += each.m * each.n * width
+        inputs[reads] = rows * each.k * width
+        outputs += rows * each.n * width
     return sum(inputs.values()) + outputs
 
 

@@ -25,6 +25,7 @@ from meshwright.plan.folds.ledger import Row, ledger
 from meshwright.plan.folds.memory import Timeline, memory
 from meshwright.plan.hash import plain
 from meshwright.plan.plan import Plan
+from meshwright.plan.strategies.expert import Routed
 from meshwright.train.figures import Meter
 from meshwright.train.stopwatch import STEP_PARTS
 
@@ -81,7 +82,7 @@ def take_account(engine: Engine, peak: int) -> Account:
     routed = engine.balancer.routed if engine.balancer is not None else None
     predicted = ledger(plan, mesh.rank, transport=mesh.ledger.transport, routed=routed)
     measured = mesh.ledger.rows
-    timeline = _expected(engine, mesh.rank)
+    timeline = _expected(engine, routed)
     live = {category.value: num_bytes for category, num_bytes in engine.allocator.live.items()}
     near = abs(timeline.peak_bytes - peak) <= PEAK_TOLERANCE * peak
     here = [set(predicted) == set(measured), dict(timeline.states) == dict(engine.allocator.live), near]
@@ -101,13 +102,13 @@ def ledger_json(
     """Both estimates and the verdict; `spent`, `priced`: seconds by part, measured and predicted. Collective over all
     ranks."""
     plan, timeline = engine.plan, account.timeline
-    peaks = [row[0] for row in gather_integers(engine.mesh, [peak_bytes(engine, account)])]
-    expected = [_expected(engine, rank).peak_bytes for rank in _one_a_stage(plan)]
+    both = gather_integers(engine.mesh, [peak_bytes(engine, account), timeline.peak_bytes])
+    peaks, expected = ([row[side] for row in both] for side in (0, 1))
     flops = {"model_per_step": meter.model_flops, "hardware_per_step": hardware_flops(plan)}
     predicted_memory: dict[str, Any] = {
         **{category.value: timeline.largest[category] for category in timeline.largest},
         "peak": max(expected), "reserved": None, "device": None,
-        "per_rank": [{"rank": rank, "peak": expected[plan.degrees.coordinates(rank).pp]} for rank in _ranks(plan)],
+        "per_rank": [{"rank": rank, "peak": peak} for rank, peak in enumerate(expected)],
     }  # fmt: skip
     measured_memory: dict[str, Any] = {
         **_measured_categories(account),
@@ -141,11 +142,13 @@ def peak_bytes(engine: Engine, account: Account) -> int:
     return max(account.peak_measured, later)
 
 
-def _expected(engine: Engine, rank: int) -> Timeline:
-    """What a rank should hold, on devices and a backend like those of this one."""
+def _expected(engine: Engine, routed: Routed | None) -> Timeline:
+    """What this rank should hold, on its device and backend, with the rows that its experts got."""
     cuda, transport = _on_cuda(engine), engine.mesh.ledger.transport
     threads = 0 if cuda else torch.get_num_threads()
-    return memory(engine.plan, rank, transport=transport, fused_norms=cuda, kernel_threads=threads)
+    return memory(
+        engine.plan, engine.mesh.rank, transport=transport, fused_norms=cuda, kernel_threads=threads, routed=routed
+    )
 
 
 def _held_peak(timeline: Timeline) -> int:
@@ -193,13 +196,3 @@ def _times(
 
 def _rows(rows: Sequence[Row]) -> list[object]:
     return [plain(row) for row in rows]
-
-
-def _ranks(plan: Plan) -> range:
-    return range(plan.degrees.ranks)
-
-
-def _one_a_stage(plan: Plan) -> list[int]:
-    """A rank of each pipeline stage: ranks of one stage keep equally much."""
-    first = {plan.degrees.coordinates(rank).pp: rank for rank in reversed(_ranks(plan))}
-    return [first[stage] for stage in range(plan.degrees.pp)]

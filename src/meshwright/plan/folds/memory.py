@@ -38,6 +38,7 @@ from meshwright.plan.folds.touches import Buffer, Kept, Memory, Touches
 from meshwright.plan.folds.traffic import Operation, Transport, border_elements, transfer
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program, program
+from meshwright.plan.strategies.expert import Routed, even_exchange, everywhere
 
 Sizes = Mapping[Category, int]
 """Bytes by category."""
@@ -102,15 +103,20 @@ def memory(
     transport: Transport = Transport.DIRECT,
     fused_norms: bool = False,
     kernel_threads: int = 0,
+    routed: Routed | None = None,
 ) -> Timeline:
     """What is live on `rank` over one step. `fused_norms`: norms are single kernels, as on CUDA.
 
+    `routed`: the rows that units with experts on several ranks exchange; without it loads are even.
     `kernel_threads`: threads of a CPU's kernels, of which each has tiles of scores while attention is differentiated;
     0: none are counted.
     An eager run keeps no more of an RMSNorm on a CPU either (`parallel/norms.py`).
     """
     steps = program(plan, rank, kind)
-    run = _Run(plan, steps, transport, _Sizes(plan, steps, fused_norms, transport, kernel_threads))
+    if routed is None and plan.degrees.ep > 1:
+        routed = everywhere(even_exchange(plan, plan.degrees.coordinates(rank).ep))
+    sizes = _Sizes(plan, steps, fused_norms, transport, kernel_threads, routed if plan.degrees.ep > 1 else None)
+    run = _Run(plan, steps, transport, sizes)
     for index, action in enumerate(steps.actions):
         run.step(index, action)
     return Timeline(states(plan, steps), tuple(run.events))
@@ -257,8 +263,10 @@ class _Run:
 class _Sizes:
     """How large each buffer of a program is."""
 
-    def __init__(self, plan: Plan, steps: Program, fused_norms: bool, transport: Transport, threads: int = 0) -> None:
-        self._plan, self._buckets = plan, steps.buckets
+    def __init__(
+        self, plan: Plan, steps: Program, fused_norms: bool, transport: Transport, threads: int, routed: Routed | None
+    ) -> None:
+        self._plan, self._buckets, self._routed = plan, steps.buckets, routed
         self._compute, self._reduce = plan.precision.compute.num_bytes, plan.precision.reduce.num_bytes
         sequence = plan.data.sequence_length // plan.degrees.cp
         masked = plan.data.documents is Documents.MASKED
@@ -272,10 +280,9 @@ class _Sizes:
         self._arch = narrowed(plan.arch, plan.degrees.tp)
         self._in_place = not plan.execution.compile
         self.hidden = border_elements(plan) * self._compute
-        units = sorted({unit for bucket in steps.buckets for unit in bucket.units})
-        self._graphs = {unit: graph_sizes(self._arch, unit, self._setting, plan.precision.compute) for unit in units}
-        self._forwards: dict[tuple[int, bool], int] = {}
-        self._backwards: dict[tuple[Op, int, bool], Moments] = {}
+        self._graphs: dict[tuple[int, Setting], Sizes] = {}
+        self._forwards: dict[tuple[int, bool, Setting], int] = {}
+        self._backwards: dict[tuple[Op, int, bool, Setting], Moments] = {}
         self.rows = {Category.BUFFERS: rows_bytes(plan.arch, self._setting, plan.precision.compute)}
 
     def of(self, buffer: Buffer) -> Sizes:
@@ -285,9 +292,10 @@ class _Sizes:
             case Kept.COTANGENT:
                 return {Category.BUFFERS: self.hidden}
             case Kept.GRAPH:
-                return self._graphs[buffer.first]
+                return self._graph(buffer.first, self._setting_of(buffer.first, buffer.micro))
             case Kept.STASH:
-                stash = stash_bytes(self._arch, buffer.first, self._setting, self._plan.precision.compute)
+                setting = self._setting_of(buffer.first, buffer.micro)
+                stash = stash_bytes(self._arch, buffer.first, setting, self._plan.precision.compute)
                 return {Category.ACTIVATIONS: stash}
             case Kept.PARAMETERS:
                 return {Category.PARAMETERS: self._buckets[buffer.first].numel * self._compute}
@@ -300,21 +308,33 @@ class _Sizes:
             case _:
                 return {}
 
+    def _setting_of(self, unit: int, micro: int) -> Setting:
+        """Of one micro-batch, whose rows the experts of a unit get."""
+        if self._routed is None or not self._plan.arch.is_routed_unit(unit):
+            return self._setting
+        return replace(self._setting, arriving=sum(self._routed[unit, micro].received))
+
+    def _graph(self, unit: int, setting: Setting) -> Sizes:
+        if (unit, setting) not in self._graphs:
+            self._graphs[unit, setting] = graph_sizes(self._arch, unit, setting, self._plan.precision.compute)
+        return self._graphs[unit, setting]
+
     def of_forward(self, action: Action) -> int:
-        key = action.unit, self._in_place and action.keep  # a forward that keeps nothing lets its logits go
+        setting, keeps = self._setting_of(action.unit, action.micro), self._in_place and action.keep
+        key = action.unit, keeps, setting  # a forward that keeps nothing lets its logits go
         if key not in self._forwards:
             compute = self._plan.precision.compute
-            self._forwards[key] = forward_passing(self._arch, action.unit, self._setting, compute, key[1])
+            self._forwards[key] = forward_passing(self._arch, action.unit, setting, compute, keeps)
         return self._forwards[key]
 
     def of_backward(self, action: Action) -> Moments:
-        key = action.op, action.unit, action.split
+        key = action.op, action.unit, action.split, self._setting_of(action.unit, action.micro)
         if key not in self._backwards:
             self._backwards[key] = self._moments(*key)
         return self._backwards[key]
 
-    def _moments(self, op: Op, unit: int, split: bool) -> Moments:
-        arch, setting, compute = self._arch, self._setting, self._plan.precision.compute
+    def _moments(self, op: Op, unit: int, split: bool, setting: Setting) -> Moments:
+        arch, compute = self._arch, self._plan.precision.compute
         if op is Op.WEIGHT:
             return weight_passing(arch, unit, setting, compute, self._gradients(unit))
         if split:

@@ -18,6 +18,7 @@ How many rows that is, a router decides. Predictions take even loads; a step tha
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,8 +38,8 @@ from meshwright.plan.strategies.call import Call
 from meshwright.plan.strategies.tensor import micro_tokens
 
 __all__ = [
-    "Exchange", "Routed", "calls", "check_runs", "cuts", "degree_rule", "even_exchange", "even_loads", "problems",
-    "replicas", "rows_by_place", "unrunnable",
+    "Exchange", "Routed", "calls", "check_runs", "cuts", "degree_rule", "even_exchange", "even_loads",
+    "everywhere", "fullest_exchange", "problems", "replicas", "rows_by_place", "unrunnable",
 ]  # fmt: skip
 
 _COUNT_BYTES = 8  # an int64
@@ -75,6 +76,23 @@ def even_exchange(plan: Plan, place: int) -> Exchange:
     ep, experts = plan.degrees.ep, plan.arch.experts
     sent = rows_by_place(even_loads(micro_tokens(plan) * experts.active, experts.count), ep)
     return Exchange(place, sent, (sent[place],) * ep)
+
+
+def fullest_exchange(plan: Plan, place: int) -> Exchange:
+    """What the rank at `place` exchanges where every token of all ranks of the axis chooses as many of its experts as
+    there are: none gets more rows."""
+    assert plan.arch.experts is not None
+    ep, experts = plan.degrees.ep, plan.arch.experts
+    own = experts.count // ep
+    most = micro_tokens(plan) * min(experts.active, own)
+    rest = micro_tokens(plan) * experts.active - most
+    others = iter(even_loads(rest, ep - 1))
+    return Exchange(place, tuple(most if each == place else next(others) for each in range(ep)), (most,) * ep)
+
+
+def everywhere(exchange: Exchange) -> Routed:
+    """The same in every unit and micro-batch."""
+    return defaultdict(lambda: exchange)
 
 
 def calls(plan: Plan, action: Action, kind: Kind = Kind.TRAIN, exchange: Exchange | None = None) -> Iterator[Call]:
