@@ -10,7 +10,6 @@ from meshwright.arch.arithmetic import flops_per_token, parameters
 from meshwright.arch.parameters import tensors
 from meshwright.config.counted import counted
 from meshwright.layout.axes import Axis
-from meshwright.layout.groups import groups
 from meshwright.observe.figures import bytes_text, table_lines
 from meshwright.plan.action import Kind
 from meshwright.plan.folds.draw import draw_text
@@ -20,6 +19,7 @@ from meshwright.plan.folds.narrate import describe_rank, narrate
 from meshwright.plan.folds.timeline import flop_durations, planned_timeline
 from meshwright.plan.folds.words import units_in_words
 from meshwright.plan.hash import plain
+from meshwright.plan.meeting import plan_groups
 from meshwright.plan.pieces import parameter_pieces
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import program
@@ -80,7 +80,7 @@ def plan_object(plan: Plan) -> dict[str, Any]:
 def rank_object(plan: Plan, rank: int) -> dict[str, Any]:
     """One rank as JSON values."""
     at = plan.degrees.coordinates(rank)
-    table, decaying = groups(plan.degrees, plan.sharding.within), _decaying(plan)
+    table, decaying = plan_groups(plan), _decaying(plan)
     return {
         "rank": rank,
         "coordinates": asdict(at),
@@ -144,7 +144,7 @@ def _mesh(plan: Plan) -> Iterator[str]:
     if degrees.pp > 1:
         yield f"{plan.pipeline.schedule}, blocks a virtual stage: {list(plan.pipeline.stages)}"
     at = degrees.coordinates(0)
-    for name, group in groups(degrees, plan.sharding.within).items():
+    for name, group in plan_groups(plan).items():
         if group.size > 1:
             axes = " x ".join(axis for axis in Axis if axis in group.factor.axes and degrees.on(axis) > 1)
             members = ", ".join(map(str, group.members(degrees, at)))

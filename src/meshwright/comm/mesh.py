@@ -28,6 +28,7 @@ from meshwright.layout.communicators import Joined, communicators
 from meshwright.layout.groups import GroupName
 from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.plan import Plan
+from meshwright.plan.strategies.context import ulysses_ways
 from meshwright.plan.strategies.tensor import kv_copies
 
 
@@ -51,9 +52,10 @@ class Mesh:
         order: Iterable[str] = tuple(Axis),
         shard_within: int = 0,
         kv_copies: int = 1,
+        ulysses: int = 1,
     ) -> None:
         self.degrees = Degrees(dp, tp, pp, cp, ep, tuple(Axis(name) for name in order))
-        self.shard_within, self.kv_copies = shard_within, kv_copies
+        self.shard_within, self.kv_copies, self.ulysses = shard_within, kv_copies, ulysses
         self.shares_memory = True
         """ZeRO-3: ranks of one machine read parameters where they lie, on CPUs. False: all travels in messages."""
         self.rank = 0
@@ -67,12 +69,15 @@ class Mesh:
         """The mesh that `plan` runs on, not started yet."""
         ways = {axis.value: plan.degrees.on(axis) for axis in Axis}
         copies = kv_copies(plan.degrees, plan.arch)
-        return cls(**ways, order=plan.degrees.order, shard_within=plan.sharding.within, kv_copies=copies)
+        return cls(
+            **ways, order=plan.degrees.order, shard_within=plan.sharding.within, kv_copies=copies,
+            ulysses=ulysses_ways(plan.degrees, plan.context),
+        )  # fmt: skip
 
     def check_runs(self, plan: Plan) -> None:
         """Raises ValueError where this is not the mesh of `plan`."""
         wanted = Mesh.of(plan)
-        for what in ("degrees", "shard_within", "kv_copies"):
+        for what in ("degrees", "shard_within", "kv_copies", "ulysses"):
             mine, its = getattr(self, what), getattr(wanted, what)
             if mine != its:
                 raise ValueError(f"the plan's mesh has {what} {its}, this one {mine}: take Mesh.of(plan)")
@@ -101,7 +106,7 @@ class Mesh:
         self.rank = dist.get_rank()
         native = dist.get_backend() == "nccl"
         self._ledger.transport = Transport.NCCL if native else Transport.DIRECT
-        for wanted in communicators(self.degrees, self.shard_within, self.kv_copies):
+        for wanted in communicators(self.degrees, self.shard_within, self.kv_copies, self.ulysses):
             made = _new_group(wanted)
             if made is not None:
                 self._keep(wanted, made)

@@ -33,9 +33,6 @@ class Unbuilt:
 
 
 UNBUILT: tuple[Unbuilt, ...] = (
-    Unbuilt("mesh.cp", "context parallelism"),
-    Unbuilt("parallel.context", "context parallelism"),
-    Unbuilt("parallel.context_inner", "context parallelism"),
     Unbuilt("moe.statistic", "statistics of the global batch, one step late,"),
     Unbuilt("moe.capacity", "dropping tokens beyond a capacity"),
     Unbuilt("optimizer.kind", "this optimizer", (OptimizerKind.ADAMW, OptimizerKind.SGD)),

@@ -42,10 +42,10 @@ class Joined:
         return self.names[0].value if self.link is None else f"stage {self.link[0]} to {self.link[1]}"
 
 
-def communicators(degrees: Degrees, shard_within: int = 0, kv_copies: int = 1) -> tuple[Joined, ...]:
+def communicators(degrees: Degrees, shard_within: int = 0, kv_copies: int = 1, ulysses: int = 1) -> tuple[Joined, ...]:
     """Every process group of the mesh; groups of one rank are none. Arguments are those of `groups`."""
     names: dict[tuple[int, ...], list[GroupName]] = {}
-    for name, group in groups(degrees, shard_within, kv_copies).items():
+    for name, group in groups(degrees, shard_within, kv_copies, ulysses).items():
         for ranks in _member_sets(degrees, group):
             names.setdefault(ranks, []).append(name)
     shared = (Joined(ranks, tuple(used)) for ranks, used in names.items())

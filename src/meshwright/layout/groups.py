@@ -10,6 +10,7 @@
 | tokens | dp x ep x cp              | loss sums (then over pp)                             |
 | tied   | first and last stage      | the gradient of a tied tensor                        |
 | kv_copy | tp = kv_cut x kv_copy    | gradients of key/value heads that several ranks hold |
+| ring, ulysses | cp = ring x ulysses | keys and values; heads of attention for its tokens   |
 | world  | all                       | one packed sum a step                                |
 """
 
@@ -37,13 +38,17 @@ class GroupName(StrEnum):
     TOKENS = "tokens"
     TIED = "tied"
     KV_COPY = "kv_copy"
+    RING = "ring"
+    ULYSSES = "ulysses"
     WORLD = "world"
 
     @property
     def reported(self) -> GroupName:
         """The group that a row of the ledger names: a factor of an axis is told as its axis."""
-        return GroupName.TP if self is GroupName.KV_COPY else self
+        return _AXIS_OF.get(self, self)
 
+
+_AXIS_OF = {GroupName.KV_COPY: GroupName.TP, GroupName.RING: GroupName.CP, GroupName.ULYSSES: GroupName.CP}
 
 BATCH_AXES = (Axis.DP, Axis.EP)
 DENSE_AXES = (Axis.DP, Axis.EP, Axis.CP)
@@ -80,13 +85,15 @@ class Group:
 
 
 @lru_cache(maxsize=256)
-def groups(degrees: Degrees, shard_within: int = 0, kv_copies: int = 1) -> Mapping[GroupName, Group]:
+def groups(degrees: Degrees, shard_within: int = 0, kv_copies: int = 1, ulysses: int = 1) -> Mapping[GroupName, Group]:
     """Every group of the mesh, in the order in which communicators are made.
 
-    `shard_within` 0 shards over all; `kv_copies` neighbours on the tensor axis hold the same key/value heads.
+    `shard_within` 0 shards over all; `kv_copies` neighbours on the tensor axis hold the same key/value heads; `ulysses`
+    neighbours on the context axis exchange heads for tokens, the others form rings.
     """
     dense = whole(degrees, *DENSE_AXES)
     copy, shard = split(degrees, shard_within or dense.degree, *DENSE_AXES)
+    ring, inner = split(degrees, ulysses, Axis.CP)
     stages = degrees.pp
     factors = {
         GroupName.TP: whole(degrees, Axis.TP),
@@ -101,6 +108,8 @@ def groups(degrees: Degrees, shard_within: int = 0, kv_copies: int = 1) -> Mappi
         GroupName.TOKENS: dense,
         GroupName.TIED: Factor((Axis.PP,), min(stages, 2), stride=max(stages - 1, 1)),
         GroupName.KV_COPY: Factor((Axis.TP,), kv_copies),
+        GroupName.RING: ring,
+        GroupName.ULYSSES: inner,
         GroupName.WORLD: whole(degrees, *Axis),
     }
     return MappingProxyType({name: Group(name, factor) for name, factor in factors.items()})

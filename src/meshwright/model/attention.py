@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from meshwright.arch.arch import Arch
 from meshwright.model.products import Products, separate_products
 from meshwright.model.rope import rotate
-from meshwright.model.rows import Rows
+from meshwright.model.rows import Rows, Sight
 
-Core = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""Queries (B, S, H, K), keys and values (B, S, G, K), mask -> (B, S, H, K): see `attend`."""
+Core = Callable[[Tensor, Tensor, Tensor, Sight], Tensor]
+"""Queries (B, S, H, K), keys and values (B, S, G, K), which see which -> (B, S, H, K): see `attend`."""
 
 Rotation = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Queries (B, S, H, K), keys (B, S, G, K), cosines and sines (B or 1, S, 1, K/2) -> both, turned: see `rotate_both`."""
@@ -53,7 +53,7 @@ class Attention(nn.Module):
         v_BSGK = value.view(heads_BSHK)
         if rows.cos is not None and rows.sin is not None:
             q_BSHK, k_BSGK = self.rotation(q_BSHK, k_BSGK, rows.cos, rows.sin)
-        y_BSHK = self.core(q_BSHK, k_BSGK, v_BSGK, rows.window_mask if self.windowed else rows.mask)
+        y_BSHK = self.core(q_BSHK, k_BSGK, v_BSGK, rows.sight(self.windowed))
         return y_BSHK.flatten(0, 1).flatten(1)
 
 
@@ -62,7 +62,7 @@ def rotate_both(q_BSHK: Tensor, k_BSGK: Tensor, cos_BS1F: Tensor, sin_BS1F: Tens
     return rotate(q_BSHK, cos_BS1F, sin_BS1F), rotate(k_BSGK, cos_BS1F, sin_BS1F)
 
 
-def attend(q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask_BSZ: Tensor | None) -> Tensor:
+def attend(q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, sight: Sight) -> Tensor:
     """Softmax attention, scaled by 1/sqrt(K); each of the G key heads serves H / G query heads. -> (B, S, H, K).
 
     Without a mask it is causal by flag, which lets the fused kernels skip the upper half.
@@ -71,8 +71,8 @@ def attend(q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask_BSZ: Tensor | No
         q_BSHK.transpose(1, 2),
         k_BSGK.transpose(1, 2),
         v_BSGK.transpose(1, 2),
-        attn_mask=mask_BSZ,
-        is_causal=mask_BSZ is None,
+        attn_mask=sight.mask,
+        is_causal=sight.mask is None,
         enable_gqa=q_BSHK.shape[2] != k_BSGK.shape[2],
     )
     return y_BHSK.transpose(1, 2)

@@ -16,7 +16,7 @@ from meshwright.layout.rows import whole_rows
 from meshwright.model.attention import Attention, attend
 from meshwright.model.decoder import Block, Decoder
 from meshwright.model.masks import attention_mask
-from meshwright.model.rows import rows_to_torch
+from meshwright.model.rows import Sight, rows_to_torch
 
 __all__ = ["Cache", "cached"]
 
@@ -60,7 +60,7 @@ class _Layer:
         self._cache, self._window = cache, window
         self._keys = self._values = torch.empty(0)
 
-    def attend(self, q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, mask: Tensor | None) -> Tensor:
+    def attend(self, q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, sight: Sight) -> Tensor:
         """Append the new keys and values, and let the new queries see all that is before them. -> (B, S, H, K)."""
         first = self._cache.length
         last = first + k_BSGK.shape[1]
@@ -70,7 +70,7 @@ class _Layer:
         self._keys[:, first:last], self._values[:, first:last] = k_BSGK, v_BSGK
         offsets_1Z = torch.arange(last, device=k_BSGK.device)[None]
         mask_1SZ = attention_mask(offsets_1Z[:, first:], offsets_1Z, window=self._window)
-        return attend(q_BSHK, self._keys[:, :last], self._values[:, :last], mask_1SZ)
+        return attend(q_BSHK, self._keys[:, :last], self._values[:, :last], Sight(mask_1SZ))
 
 
 @contextmanager

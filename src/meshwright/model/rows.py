@@ -9,6 +9,7 @@ masks, and the keys of dropout. Index arithmetic stays in `layout.rows`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +17,17 @@ from torch import Tensor
 
 from meshwright.arch.arch import Arch
 from meshwright.layout import rows as layout
+from meshwright.layout.blocks import Meeting, Sees, blocks, flat
 from meshwright.model.counter import token_keys
 from meshwright.model.masks import attention_mask
 from meshwright.model.rope import rotary_tables
+
+
+class Sight(NamedTuple):
+    """Which keys the queries of a layer see: what its attention core is given."""
+
+    mask: Tensor | None
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +53,19 @@ class Rows:
     sin: Tensor | None
     """The same of sines."""
     mask: Tensor | None
-    """(B or 1, 1, S, S) bool, of layers that see all before them."""
+    """(B or 1, 1, S, S) bool, of layers that see all before them; on a context axis as of a `Meeting`."""
     window_mask: Tensor | None
+    """The same for layers with a sliding window."""
+    blocks: tuple[int, ...] = ()
+    """On a context axis, what they see of each ring coordinate's keys: `layout.blocks.flat`."""
+    window_blocks: tuple[int, ...] = ()
     """The same for layers with a sliding window."""
     first_feature: int = 0
     """Global index of the first hidden feature held here."""
+
+    def sight(self, windowed: bool) -> Sight:
+        """What a layer sees, with its sliding window or without one."""
+        return Sight(self.window_mask, self.window_blocks) if windowed else Sight(self.mask, self.blocks)
 
 
 def rows_to_torch(
@@ -58,19 +75,19 @@ def rows_to_torch(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    meeting: Meeting | None = None,
 ) -> Rows:
     """Index arithmetic -> tensors on `device` for a model of `arch` that computes in `dtype`.
 
-    `seed` is the run's (dropout). Tables keep float64 and are float32 in every lower precision.
+    `seed` is the run's (dropout). Tables keep float64 and are float32 in every lower precision. `meeting`: on a context
+    axis, what attention works on beside the tokens held.
     """
 
-    def move(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
-        return torch.from_numpy(np.array(array)).to(device)
-
     step = torch.tensor(rows.step, dtype=torch.int64, device=device)
-    sample_ids_B, positions_BS, offsets_BS = move(rows.sample_ids), move(rows.positions), move(rows.offsets)
-    document_ids_BS = None if rows.document_ids is None else move(rows.document_ids)
-    valid_BS = None if rows.valid is None else move(rows.valid)
+    sample_ids_B = _move(device, rows.sample_ids)
+    positions_BS, offsets_BS = _move(device, rows.positions), _move(device, rows.offsets)
+    document_ids_BS = None if rows.document_ids is None else _move(device, rows.document_ids)
+    valid_BS = None if rows.valid is None else _move(device, rows.valid)
     # Without documents all sequences hold the same columns: one row of tables serves them all.
     alike = rows.document_ids is None and bool((rows.positions == rows.positions[:1]).all())
     cos_BS1F, sin_BS1F = None, None
@@ -78,14 +95,16 @@ def rows_to_torch(
         table_dtype = torch.promote_types(dtype, torch.float32)
         held_BS = positions_BS[:1] if alike else positions_BS
         cos_BS1F, sin_BS1F = rotary_tables(arch.rope, arch.head_dim, held_BS, table_dtype)
-    ragged = document_ids_BS is not None or valid_BS is not None
-    span = int(np.ptp(rows.offsets)) + 1 if rows.offsets.size else 0
 
-    def mask(window: int) -> Tensor | None:
+    def mask(window: int) -> Sight:
+        if meeting is not None:
+            return _met(meeting, window, device)
+        ragged = document_ids_BS is not None or valid_BS is not None
+        span = int(np.ptp(rows.offsets)) + 1 if rows.offsets.size else 0
         if not ragged and not 0 < window < span:
-            return None
+            return Sight(None)
         columns_BS = offsets_BS[:1] if alike and not ragged else offsets_BS
-        return attention_mask(
+        seen = attention_mask(
             columns_BS,
             columns_BS,
             window=window,
@@ -93,8 +112,11 @@ def rows_to_torch(
             key_documents_BZ=document_ids_BS,
             key_valid_BZ=valid_BS,
         )
+        return Sight(seen)
 
     windows = {arch.window(layer) for layer in range(arch.layers)}
+    everything = mask(0) if 0 in windows else Sight(None)
+    window = mask(arch.sliding_window) if windows - {0} else Sight(None)
     return Rows(
         step=step,
         sample_ids=sample_ids_B,
@@ -105,7 +127,32 @@ def rows_to_torch(
         token_keys=token_keys(seed, step, sample_ids_B, offsets_BS),
         cos=cos_BS1F,
         sin=sin_BS1F,
-        mask=mask(0) if 0 in windows else None,
-        window_mask=mask(arch.sliding_window) if windows - {0} else None,
+        mask=everything.mask,
+        window_mask=window.mask,
+        blocks=everything.blocks,
+        window_blocks=window.blocks,
         first_feature=rows.first_feature,
     )
+
+
+def _met(meeting: Meeting, window: int, device: torch.device | str) -> Sight:
+    """The mask (B or 1, 1, queries, all keys), where a block needs one, and the blocks."""
+    met, (queries, keys) = blocks(meeting, window), (meeting.queries, meeting.keys)
+    if all(block.sees is not Sees.MASKED for block in met):
+        return Sight(None, flat(met))
+    one = slice(None) if queries.document_ids is not None or queries.valid is not None else slice(1)
+    of_keys = None if keys.valid is None else _move(device, keys.valid)
+    documents = [None if each.document_ids is None else _move(device, each.document_ids) for each in (queries, keys)]
+    seen = attention_mask(
+        _move(device, queries.offsets[one]),
+        _move(device, keys.offsets[one]),
+        window=window,
+        query_documents_BS=documents[0],
+        key_documents_BZ=documents[1],
+        key_valid_BZ=of_keys,
+    )
+    return Sight(seen, flat(met))
+
+
+def _move(device: torch.device | str, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
+    return torch.from_numpy(np.array(array)).to(device)

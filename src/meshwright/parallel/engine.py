@@ -26,6 +26,7 @@ from meshwright.model.decoder import Decoder, build_decoder
 from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.balancing import Balancer
 from meshwright.parallel.compile import compile_units
+from meshwright.parallel.context import apply_context, context_axis
 from meshwright.parallel.direct import apply_direct
 from meshwright.parallel.dtypes import TORCH_DTYPES
 from meshwright.parallel.executor import Executor
@@ -108,7 +109,7 @@ class Engine:
         self.model = build_decoder(plan.arch, dtype=dtype, device="meta") if model is None else model
         here = stage_units(plan, training.stage)
         units = {unit: self.model.units[unit] for unit in here}
-        self._products = WeightProducts(self.stores)
+        self._products, self._names = WeightProducts(self.stores), set[str]()
         self._apply_strategies(units)
         self._adopt_parameters()
         self.balancer = self._balance(units, read) if plan.arch.experts is not None else None
@@ -169,11 +170,14 @@ class Engine:
         return self.mesh.communicator(group.name)
 
     def _apply_strategies(self, units: dict[int, nn.Module]) -> None:
-        """Replace forwards: norms and rotation, tensor axis, products, recomputation, compilation, in this order."""
+        """Replace forwards, in this order: norms, rotation, both axes, products, recomputation, compilation."""
         execution = self.plan.execution
         if not execution.compile:  # a compiler fuses them by itself
             apply_norms(units.values())
             apply_rotation(units.values())
+        if self.plan.degrees.cp > 1:
+            axis_of = context_axis(self.plan, lambda name: self._named(self.mesh.communicator(name)))
+            apply_context(units.values(), axis_of)
         axis = self._apply_tensor(units) if self.plan.degrees.tp > 1 else None
         if execution.compile:
             compile_units(units.values())
@@ -181,7 +185,7 @@ class Engine:
         if axis is None:
             apply_direct(units.values(), self._products)
         if execution.recompute is Recompute.SELECTIVE:  # a compiler chooses by itself what it keeps
-            apply_selective(units.values(), self._products, axis)
+            apply_selective(units.values(), self._products, axis, keeps_core=self.plan.degrees.cp > 1)
 
     def _balance(self, units: dict[int, nn.Module], read: Callable[[Tensor], list[float]]) -> Balancer:
         apply_experts(units.values(), self._products, read)
@@ -194,14 +198,16 @@ class Engine:
 
     def _apply_tensor(self, units: dict[int, nn.Module]) -> TensorAxis:
         over = replace(self.mesh.communicator(GroupName.TP), ring=self.plan.execution.asynchronous_tensor)
-        name = self._named(over)
-        axis = tensor_axis(self.plan, self.mesh.coordinates, name, self._products)
+        axis = tensor_axis(self.plan, self.mesh.coordinates, self._named(over), self._products)
         apply_tensor(list(units.values()), axis)
         return axis
 
     def _named(self, over: Communicator) -> str:
-        """Make a group of the units' collectives, and how it is used, known by name as long as the engine lives."""
+        """Make a group of the units' collectives known by name as long as the engine lives, and how it is used."""
         name = f"{over.name} of engine {id(self)}"
+        if name in self._names:
+            return name
+        self._names.add(name)
         named = ExitStack()
         named.enter_context(registered({name: over}))
         weakref.finalize(self, named.close)

@@ -15,7 +15,8 @@ the output through the recipe to what was kept. Dropout lies outside recipes and
 
 On a tensor axis recipes are local: each rank makes its own heads and columns again, beside the sum of the input's
 gradient. Under sequence parallel the first and third products read a gathered norm. They keep it as they do without
-recomputation, for to make it again would send it again.
+recomputation, for to make it again would send it again; on a context axis attention keeps what it made for the same
+reason.
 
 Full recomputation needs none of this: there the program itself runs a unit again.
 """
@@ -50,23 +51,26 @@ class Recipe:
     parameters: tuple[nn.Parameter, ...] = ()
 
 
-def apply_selective(units: Iterable[nn.Module], products: WeightProducts, axis: TensorAxis | None = None) -> None:
+def apply_selective(
+    units: Iterable[nn.Module], products: WeightProducts, axis: TensorAxis | None = None, *, keeps_core: bool = False
+) -> None:
     """Replace the forward of every block among `units`, in place, once. A second application raises ValueError.
 
-    `axis`: the tensor axis that has been applied to these blocks.
+    `axis`: the tensor axis that has been applied to these blocks; `keeps_core`: their attention sends, and is not made
+    again.
     """
     for unit in units:
         if isinstance(unit, Block):
             if "forward" in vars(unit):
                 raise ValueError("the forward of this block has been replaced already")
-            unit.forward = _SelectiveBlock(unit, products, axis)  # type: ignore[method-assign]  # of one module
+            unit.forward = _SelectiveBlock(unit, products, axis, keeps_core)  # type: ignore[method-assign]  # of one module
 
 
 class _SelectiveBlock:
     """The forward of one block, product by product; what lies between them is `Attention.mixed`, `MLP.widened`."""
 
-    def __init__(self, block: Block, products: WeightProducts, axis: TensorAxis | None) -> None:
-        self._block, self._products, self._axis = block, products, axis
+    def __init__(self, block: Block, products: WeightProducts, axis: TensorAxis | None, keeps_core: bool) -> None:
+        self._block, self._products, self._axis, self._keeps_core = block, products, axis, keeps_core
         self._column = PLAIN if axis is None else column_form(axis.group)
         self._row = PLAIN if axis is None else row_form(axis.group, axis.sequence)
 
@@ -80,6 +84,10 @@ class _SelectiveBlock:
     def _attention(self, x_ND: Tensor, rows: Rows) -> Tensor:
         attention = self._block.attention
         heads = self._inward(self._block.attention_norm, (attention.query, attention.key, attention.value), x_ND)
+        if self._keeps_core:
+            query, key, value = heads
+            y_ND: Tensor = attention.output(attention.mixed(query, key, value, rows))
+            return y_ND
         return self._outward(_core(attention, rows), attention.output, *heads)
 
     def _mlp(self, x_ND: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from meshwright.arch.arch import Arch, Rope, RopeScaling
 from meshwright.config.choices import (
     Balance,
+    Context,
     LearningRateSchedule,
     Offload,
     OptimizerKind,
@@ -41,7 +42,7 @@ def canonical(plan: Plan) -> Plan:
         degrees=replace(plan.degrees, order=_order(plan.degrees)),
         sharding=_sharding(plan),
         pipeline=_pipeline(plan),
-        context=plan.context if plan.degrees.cp > 1 else ContextSplit(),
+        context=_context(plan),
         execution=_execution(plan),
         moe=_moe(plan),
     )
@@ -114,6 +115,14 @@ def _pipeline(plan: Plan) -> Pipeline:
     if plan.degrees.pp > 1:
         return plan.pipeline
     return Pipeline(Schedule.ONE_F_ONE_B, 1, (plan.arch.layers,))
+
+
+def _context(plan: Plan) -> ContextSplit:
+    """A ring of one group that exchanges heads is no ring."""
+    context = plan.context
+    if plan.degrees.cp == 1:
+        return ContextSplit()
+    return ContextSplit(Context.ULYSSES) if context == ContextSplit(Context.RING, plan.degrees.cp) else context
 
 
 def _moe(plan: Plan) -> Moe:

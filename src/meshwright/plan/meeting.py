@@ -1,4 +1,5 @@
-"""The groups of a plan's mesh: who meets whom depends on the degrees, hybrid sharding and the model's heads."""
+"""The groups of a plan's mesh: who meets whom depends on the degrees, hybrid sharding, the model's heads and
+the kind of context parallelism."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ from collections.abc import Mapping
 
 from meshwright.layout.groups import Group, GroupName, groups
 from meshwright.plan.plan import Plan
+from meshwright.plan.strategies.context import ulysses_ways
 from meshwright.plan.strategies.tensor import kv_copies
 
 
 def plan_groups(plan: Plan) -> Mapping[GroupName, Group]:
     """Every group of the mesh that `plan` runs on, in the order in which communicators are made."""
-    return groups(plan.degrees, plan.sharding.within, kv_copies(plan.degrees, plan.arch))
+    copies, inner = kv_copies(plan.degrees, plan.arch), ulysses_ways(plan.degrees, plan.context)
+    return groups(plan.degrees, plan.sharding.within, copies, inner)
 
 
 def counts_together(plan: Plan, name: GroupName) -> bool:

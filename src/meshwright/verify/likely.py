@@ -9,8 +9,9 @@ from enum import StrEnum
 from itertools import combinations
 
 from meshwright.layout.axes import Axis
-from meshwright.layout.groups import Group, GroupName, groups
+from meshwright.layout.groups import Group, GroupName
 from meshwright.layout.rectangles import Rectangle
+from meshwright.plan.meeting import plan_groups
 from meshwright.plan.plan import Plan
 from meshwright.verify.trace import Kind
 from meshwright.verify.traits import Traits
@@ -116,7 +117,7 @@ def _missing_sum(plan: Plan, pieces: Sequence[Differing], exact: float) -> Likel
     """Copies differ, and over some group they add up to the reference: <Σ a_r, b> = <b, b>."""
     by_rank: Mapping[tuple[int, Rectangle], float] = {(p.rank, p.rectangle): p.traits.ratio for p in pieces}
     tried: set[tuple[int, ...]] = set()
-    for group in groups(plan.degrees, plan.sharding.within).values():
+    for group in plan_groups(plan).values():
         ranks = _ranks(plan, group, pieces[0].rank)
         if len(ranks) < 2 or ranks in tried:
             continue

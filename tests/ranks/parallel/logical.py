@@ -29,12 +29,12 @@ from tests.ranks.parallel.running import Ran, check_parity
 def shared_mesh(plan: Plan) -> Mesh:
     """The plan's mesh, started. Communicators are made once a launch, whatever the number of cases: do not close it."""
     mesh = Mesh.of(plan)
-    return _mesh(mesh.degrees, mesh.shard_within, mesh.kv_copies)
+    return _mesh(mesh.degrees, mesh.shard_within, mesh.kv_copies, mesh.ulysses)
 
 
 @lru_cache(maxsize=8)
-def _mesh(degrees: Degrees, within: int, kv_copies: int) -> Mesh:
-    mesh = Mesh(shard_within=within, kv_copies=kv_copies)
+def _mesh(degrees: Degrees, within: int, kv_copies: int, ulysses: int) -> Mesh:
+    mesh = Mesh(shard_within=within, kv_copies=kv_copies, ulysses=ulysses)
     mesh.degrees = degrees
     return mesh.start()
 

@@ -17,24 +17,25 @@ meshes = st.builds(
     dp=st.integers(1, 3),
     tp=degree,
     pp=st.integers(1, 3),
-    cp=degree,
+    cp=st.sampled_from([1, 2, 4]),
     ep=degree,
     order=st.permutations(list(Axis)).map(tuple),
 )
 
 
 @st.composite
-def wanted(draw: st.DrawFn) -> tuple[Degrees, int, int]:
-    """A mesh, its hybrid groups, and copies of key/value heads."""
+def wanted(draw: st.DrawFn) -> tuple[Degrees, int, int, int]:
+    """A mesh, its hybrid groups, copies of key/value heads, and neighbours that exchange heads."""
     degrees = draw(meshes)
     ways = degrees.over(Axis.DP, Axis.EP, Axis.CP)
     within = draw(st.sampled_from([0, *(each for each in range(1, ways + 1) if ways % each == 0)]))
-    return degrees, within, draw(st.sampled_from([1, degrees.tp]))
+    inner = draw(st.sampled_from([each for each in range(1, degrees.cp + 1) if degrees.cp % each == 0]))
+    return degrees, within, draw(st.sampled_from([1, degrees.tp])), inner
 
 
 @settings(max_examples=60, deadline=None)
 @given(wanted())
-def test_each_rank_finds_its_groups_in_the_list_and_no_others(case: tuple[Degrees, int, int]) -> None:
+def test_each_rank_finds_its_groups_in_the_list_and_no_others(case: tuple[Degrees, int, int, int]) -> None:
     """What a rank joins is the list filtered by its number: the groups it would name itself, each once."""
     listed = communicators(*case)
     table, degrees = groups(*case), case[0]
@@ -54,7 +55,7 @@ def test_each_rank_finds_its_groups_in_the_list_and_no_others(case: tuple[Degree
 
 @settings(max_examples=60, deadline=None)
 @given(wanted())
-def test_the_list_names_every_group_once(case: tuple[Degrees, int, int]) -> None:
+def test_the_list_names_every_group_once(case: tuple[Degrees, int, int, int]) -> None:
     degrees, listed = case[0], communicators(*case)
     assert len({(joined.ranks, joined.link) for joined in listed}) == len(listed)
     counted = Counter((name, rank) for joined in listed for name in joined.names for rank in joined.ranks)

@@ -46,7 +46,7 @@ def test_a_stopwatch_gives_each_action_its_time(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_parts_of_a_step_add_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading 0.5, a unit of 3 s that waits 0.75 s inside for tensor ranks and 0.25 s for those of experts, two messages
+    """Reading 0.5, a unit of 3 s that waits 0.75 s for tensor ranks and 0.25 s for those of experts, two messages
     awaited 2 s and 0.25 s, 0.25 s more to the end."""
     clock = iter([0.0, 3.0, 3.0, 5.0, 5.25])
     inside = chain([{GroupName.TP: 0.5}], repeat({GroupName.TP: 1.25, GroupName.EP: 0.25}))

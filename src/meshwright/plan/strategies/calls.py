@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.plan.action import COMPUTE, Action, Kind
 from meshwright.plan.plan import Plan
-from meshwright.plan.strategies import expert, tensor
+from meshwright.plan.strategies import context, expert, tensor
 from meshwright.plan.strategies.call import Call
 from meshwright.plan.strategies.expert import Exchange
 
@@ -15,4 +15,5 @@ def unit_calls(plan: Plan, action: Action, kind: Kind = Kind.TRAIN, exchange: Ex
     """The collectives inside a compute action; none inside any other. `exchange`: the rows of its experts."""
     if action.op in COMPUTE:
         yield from tensor.calls(plan, action)
+        yield from context.calls(plan, action)
         yield from expert.calls(plan, action, kind, exchange)

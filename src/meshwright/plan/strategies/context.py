@@ -1,16 +1,131 @@
-"""The context axis, declared: which sequences can be cut over it, and how attention may meet them again."""
+"""The context axis, declared: which tokens a rank holds, and how attention meets the others again.
+
+    cp = ring x ulysses     ring, outermost: keys and values come round     ulysses: heads are exchanged for tokens
+
+    kind            ring      ulysses    in a block forward            backward
+    ring            cp        1          ring - 1 sends of k v         ring - 1 of k v, ring - 1 of their gradients
+    ring, inner     cp / i    i          both: 2 all-to-alls around    the ring's sends
+    ulysses         1         cp         all-to-all of q k v, of out   the same two back
+    allgather       cp        1          one all-gather of k v         one reduce-scatter of their gradients
+
+A ring coordinate holds the head and tail chunks of `layout.rows`, cut into equal runs for its ulysses ranks: once these
+have met, each has all tokens of the coordinate, ascending, for heads of its own. Where an exchange finds fewer
+key/value heads than ranks, a head goes to every rank whose queries it serves.
+
+Sources: Liu et al. 2023, arXiv:2310.01889 (ring); Jacobs et al. 2023, arXiv:2309.14509 (ulysses); Fang and Zhao 2024,
+arXiv:2405.07719 (both at once).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from meshwright.arch.arch import Arch
+from meshwright.arch.tensors import UnitKind
 from meshwright.config.choices import Context
 from meshwright.config.divisors import nearest_divisors
 from meshwright.config.errors import RequestError
+from meshwright.layout.axes import Coordinates, Degrees
+from meshwright.layout.blocks import Meeting
+from meshwright.layout.groups import GroupName
+from meshwright.layout.rows import (
+    Integers,
+    Rows,
+    contiguous_columns,
+    head_tail_columns,
+    head_tail_columns_by_document,
+    part_of,
+)
+from meshwright.plan.action import Action, Op
+from meshwright.plan.operation import Operation
 from meshwright.plan.plan import ContextSplit, Plan
+from meshwright.plan.strategies.call import Call
 
-__all__ = ["length_rule", "problems", "split_rule"]
+__all__ = [
+    "calls", "held_columns", "length_rule", "meeting", "problems", "ring_columns", "ring_place", "ring_ways",
+    "split_rule", "ulysses_ways",
+]  # fmt: skip
+
+
+def ulysses_ways(degrees: Degrees, split: ContextSplit) -> int:
+    """Neighbours on the context axis that exchange heads for tokens."""
+    match split.kind:
+        case Context.RING:
+            return split.inner
+        case Context.ULYSSES:
+            return degrees.cp
+        case Context.ALLGATHER:
+            return 1
+
+
+def ring_ways(plan: Plan) -> int:
+    """The parts of a sequence between which keys and values travel, or are gathered."""
+    return plan.degrees.cp // ulysses_ways(plan.degrees, plan.context)
+
+
+def ring_place(plan: Plan, at: Coordinates) -> int:
+    """Which of these parts a rank works on."""
+    return at.cp // ulysses_ways(plan.degrees, plan.context)
+
+
+def ring_columns(plan: Plan, rows: Rows) -> Integers:
+    """Whole sequences -> (R, S/R), or (R, B, S/R) where documents are masked: the tokens of every ring coordinate,
+    ascending.
+
+    Heads and tails, so that a causal mask leaves each the same work; runs where S is no multiple of 2 R.
+    """
+    ways, length = ring_ways(plan), rows.num_tokens
+    if ways == 1 or length % (2 * ways):
+        return contiguous_columns(length, ways)
+    if rows.document_ids is None:
+        return head_tail_columns(length, ways)
+    return head_tail_columns_by_document(rows.document_ids, ways)
+
+
+def held_columns(plan: Plan, at: Coordinates, rows: Rows) -> Integers:
+    """Whole sequences -> (S/C,) or (B, S/C): the tokens that the rank at `at` holds, ascending."""
+    ways = ulysses_ways(plan.degrees, plan.context)
+    columns = ring_columns(plan, rows)[ring_place(plan, at)]
+    return np.ascontiguousarray(columns[..., part_of(columns.shape[-1], at.cp % ways, ways)])
+
+
+def meeting(plan: Plan, at: Coordinates, rows: Rows) -> Meeting:
+    """Whole sequences -> what the attention of the rank at `at` works on: for heads of its own all queries of its ring
+    coordinate, and all keys."""
+    columns, own = ring_columns(plan, rows), ring_place(plan, at)
+    keys = np.concatenate(list(columns), axis=-1)
+    return Meeting(rows.columns(columns[own]), rows.columns(keys), len(columns), own, plan.execution.compile)
+
+
+def calls(plan: Plan, action: Action) -> Iterator[Call]:
+    """What one compute action sends over the context axis: attention alone, and nothing of it is weight work."""
+    if plan.degrees.cp == 1 or action.op is Op.WEIGHT or plan.arch.unit_kind(action.unit) is not UnitKind.BLOCK:
+        return
+    forward = action.op in (Op.FORWARD, Op.RECOMPUTE)
+    ways = ulysses_ways(plan.degrees, plan.context)
+    heads, kv_heads = _heads(plan)
+    tokens = plan.batch.micro * plan.data.sequence_length // plan.degrees.cp
+    width = plan.precision.compute.num_bytes
+    query, value = plan.arch.head_dim * width, plan.arch.value_dim * width
+    pair = query + value
+    if ways > 1:
+        met = ways * max(kv_heads // ways, 1)  # with a head for every rank that needs it
+        out = Call(GroupName.ULYSSES, Operation.ALL_TO_ALL, tokens * heads * value)
+        packed = Call(GroupName.ULYSSES, Operation.ALL_TO_ALL, tokens * (heads * query + met * pair))
+        yield from (packed, out) if forward else (out, packed)
+    if plan.context.kind is Context.ALLGATHER:
+        operation = Operation.ALL_GATHER if forward else Operation.REDUCE_SCATTER
+        yield Call(GroupName.CP, operation, plan.degrees.cp * tokens * kv_heads * pair)
+    for _ in range((ring_ways(plan) - 1) * (1 if forward else 2) if plan.context.kind is Context.RING else 0):
+        yield Call(GroupName.RING, Operation.SEND, tokens * ways * max(kv_heads // ways, 1) * pair)
+
+
+def _heads(plan: Plan) -> tuple[int, int]:
+    """Query heads and key/value heads of a rank outside attention."""
+    tp = plan.degrees.tp
+    return plan.arch.heads // tp, max(plan.arch.kv_heads // tp, 1)
 
 
 def length_rule(length: int, cp: int) -> str | None:
