@@ -21,10 +21,14 @@ _READ = ("query", "key", "value", "unrotated", "mask", "log_sum_exp", "core")  #
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Bytes beyond graph and cotangent, at their most: before the flat gradient is written first, and after."""
+    """Bytes beyond graph and cotangent, at their most: before the flat gradient is written first, and after.
+
+    `of_autograd`: what is there after are gradients that autograd made, and each goes when its bucket has taken it.
+    """
 
     before: int
     after: int
+    of_autograd: bool = False
 
 
 class BlockBackward(BlockTape):

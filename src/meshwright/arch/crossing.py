@@ -138,9 +138,9 @@ class CoreTape:
             tape.come(self.mask, sums, of_query, of_keys, self.tiles)
             tape.go(self.mask, sums, self.tiles, of_query)
             if rings:
+                tape.go(block * (step > 1))  # it has left
                 tape.come(block * (step == 1), block)
-                tape.go(block * (step > 1), block)
-            tape.go(of_keys)
+            tape.go(of_keys, block * rings)
         if self.raised:
             tape.come(self.query)
             tape.go(self.raised)

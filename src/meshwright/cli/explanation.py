@@ -24,6 +24,7 @@ from meshwright.plan.pieces import parameter_pieces
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import program
 from meshwright.plan.stages import stage_units
+from meshwright.plan.strategies.expert import everywhere, fullest_exchange
 
 __all__ = ["explain_plan", "explain_rank", "plan_object", "program_lines", "rank_object", "schedule_lines"]
 
@@ -194,7 +195,12 @@ def _memory(plan: Plan, rank: int) -> list[str]:
         for category in timeline.largest
     ]
     together = ["together", bytes_text(sum(timeline.states.values())), bytes_text(timeline.peak_bytes)]
-    return table_lines(["", "between steps", "at most"], [*rows, together])
+    lines = table_lines(["", "between steps", "at most"], [*rows, together])
+    if plan.degrees.ep > 1:
+        most = memory(plan, rank, routed=everywhere(fullest_exchange(plan, plan.degrees.coordinates(rank).ep)))
+        told = f"loads of experts are taken to be even; with all tokens sent here at most {bytes_text(most.peak_bytes)}"
+        lines = [*lines, told]
+    return lines
 
 
 def _fields(section: Any) -> str:

@@ -132,7 +132,8 @@ def finish(over: Communicator, handle: operations.Handle) -> None:
     """End a collective inside a unit, and say how long that took: nobody else sees it."""
     begin = time.perf_counter()
     handle.wait()
-    over.ledger.waited_s += time.perf_counter() - begin
+    waited, group = over.ledger.waited, over.name.reported
+    waited[group] = waited.get(group, 0.0) + time.perf_counter() - begin
 
 
 def real_kernel(operation: Any) -> Callable[..., Any] | None:

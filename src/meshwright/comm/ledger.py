@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Phase
 from meshwright.plan.folds.ledger import Row, tally
 from meshwright.plan.folds.traffic import Transfer, Transport
@@ -14,13 +15,13 @@ from meshwright.plan.folds.traffic import Transfer, Transport
 class Ledger:
     """The transfers of one rank since the last `clear`, in the order of their first call.
 
-    `phase` is what the executor is doing: collectives inside a unit are counted under it. `waited_s`: seconds that this
-    rank has waited inside units, since it began.
+    `phase` is what the executor is doing: collectives inside a unit are counted under it. `waited`: seconds that this
+    rank has waited inside units for each group, since it began.
     """
 
     transport: Transport
     phase: Phase = Phase.FORWARD
-    waited_s: float = 0.0
+    waited: dict[GroupName, float] = field(default_factory=dict)
     _calls: dict[Transfer, int] = field(default_factory=dict)
 
     def record(self, transfer: Transfer) -> None:

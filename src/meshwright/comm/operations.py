@@ -118,8 +118,8 @@ def all_to_all(
     sent, kept = inp.nbytes, leaving[over.place].nbytes
     over.ledger.record(Transfer(over.name.reported, over.size, Operation.ALL_TO_ALL, phase, sent, sent - kept))
     if not over.direct:
-        sizes = [[len(run) for run in runs] for runs in (arriving, leaving)]
-        work = dist.all_to_all_single(out, inp, *sizes, group=over.process_group, async_op=True)
+        coming, going = [len(run) for run in arriving], [len(run) for run in leaving]
+        work = dist.all_to_all_single(out, inp, coming, going, group=over.process_group, async_op=True)
         return Handle((work,), keeps=(out, inp))
     arriving[over.place].copy_(leaving[over.place])
     others = [run for place, run in enumerate(arriving) if place != over.place]

@@ -109,7 +109,7 @@ class Engine:
         self.model = build_decoder(plan.arch, dtype=dtype, device="meta") if model is None else model
         here = stage_units(plan, training.stage)
         units = {unit: self.model.units[unit] for unit in here}
-        self._products = WeightProducts(self.stores)
+        self._products, self._names = WeightProducts(self.stores), set[str]()
         self._apply_strategies(units)
         self._adopt_parameters()
         self.balancer = self._balance(units, read) if plan.arch.experts is not None else None
@@ -205,6 +205,9 @@ class Engine:
     def _named(self, over: Communicator) -> str:
         """Make a group of the units' collectives known by name as long as the engine lives, and how it is used."""
         name = f"{over.name} of engine {id(self)}"
+        if name in self._names:
+            return name
+        self._names.add(name)
         named = ExitStack()
         named.enter_context(registered({name: over}))
         weakref.finalize(self, named.close)

@@ -95,7 +95,8 @@ def _memory(price: Price) -> Iterator[str]:
 
 
 def _traffic(price: Price) -> Iterator[str]:
-    yield f"traffic of rank {price.rank} in a step"
+    even = ", experts' by even routing" if price.plan.degrees.ep > 1 else ""
+    yield f"traffic of rank {price.rank} in a step{even}"
     cells = [("group", "ranks", "operation", "phase", "calls", "payload", "sent")]
     for row in price.traffic:
         names = row.group.value, str(row.ranks), row.operation.value, row.phase.value

@@ -116,7 +116,7 @@ class _Loop:
         self._first = feed.first_step
         self._engine, self._feed, self._journal, self._progress = engine, feed, journal, progress
         self._meter = meter
-        self._watch = Stopwatch(lambda: engine.mesh.ledger.waited_s)
+        self._watch = Stopwatch(lambda: engine.mesh.ledger.waited)
         self._evaluates = job.eval_every > 0 and feed.evaluation_batches > 0
         self._evaluation_seconds = 0.0
         self._warned = False

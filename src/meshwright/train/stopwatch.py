@@ -1,7 +1,7 @@
 """Seconds of a step by part, on this rank, between the actions of its program. The parts add up to the step.
 
-    compute     units, without the collectives inside them              tp          those, and sums over the tensor axis
-    dp          sums, gathers and waits of the replicas' groups         optimizer   norm and updates
+    compute     units, without the collectives inside them              optimizer   norm and updates
+    tp, cp, ep  those, by axis; tp: sums over the tensor axis too       dp          sums, gathers and waits of replicas
     pp, bubble  waits for messages: one lasts as long as the shortest wait for one in the step, the rest is a bubble
     data        reading the batch                                       other       what lies between
 
@@ -49,9 +49,9 @@ def by_cause(parts: Mapping[str, float]) -> dict[str, float]:
 
 
 class Stopwatch:
-    """Seconds of steps by part. `waited`: seconds that this rank has waited for collectives inside units so far."""
+    """Seconds of steps by part. `waited`: seconds that this rank has waited inside units so far, by group."""
 
-    def __init__(self, waited: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, waited: Callable[[], Mapping[GroupName, float]] = dict) -> None:
         self._waited = waited
         self._done: deque[dict[str, float]] = deque(maxlen=_KEPT)
         self._clear()
@@ -110,22 +110,24 @@ class Stopwatch:
         self._computed = dict.fromkeys(COMPUTE_PARTS.values(), 0.0)
         self._ops: list[Op] = []
         self._receives: list[float] = []
-        self._now: tuple[Action, float, float] | None = None
+        self._now: tuple[Action, float, Mapping[GroupName, float]] | None = None
 
     def _turn(self, action: Action | None) -> None:
-        now, waited = time.perf_counter(), self._waited()
+        now, waited = time.perf_counter(), dict(self._waited())
         if self._now is not None:
             before, begin, inside = self._now
-            self._count(before, now - begin, waited - inside)
+            self._count(before, now - begin, {name: end - inside.get(name, 0.0) for name, end in waited.items()})
         if action is not None:
             self._now = action, now, waited
             self._ops.append(action.op)
 
-    def _count(self, action: Action, seconds: float, inside: float) -> None:
+    def _count(self, action: Action, seconds: float, inside: Mapping[GroupName, float]) -> None:
         if action.op in COMPUTE:
-            self._spent["compute"] += seconds - inside
-            self._computed[COMPUTE_PARTS[action.op]] += seconds - inside
-            self._spent["tp"] += inside
+            computed = seconds - sum(inside.values())
+            self._spent["compute"] += computed
+            self._computed[COMPUTE_PARTS[action.op]] += computed
+            for group, waited in inside.items():
+                self._spent[_INSIDE[group]] += waited
         elif action.op is Op.WAIT and self._op(action.of) is Op.RECEIVE:
             self._receives.append(seconds)
         else:

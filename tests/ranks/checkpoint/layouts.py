@@ -49,6 +49,7 @@ class Layout:
     dp: int = 1
     tp: int = 1
     pp: int = 1
+    ep: int = 1
     zero: int = 0
     within: int = 0
     reshard: bool = True
@@ -63,7 +64,7 @@ class Layout:
 
     @property
     def world(self) -> int:
-        return self.dp * self.tp * self.pp
+        return self.dp * self.tp * self.pp * self.ep
 
     @property
     def plan(self) -> Plan:
@@ -78,10 +79,10 @@ class Layout:
             arch=arch,
             start=StartValues(),
             data=Data(sequence_length=LENGTH),
-            batch=Batch(12, 3 if self.dp in (1, 2, 4) and self.pp == 1 else 1),
+            batch=Batch(12, 3 if self.dp * self.ep in (1, 2, 4) and self.pp == 1 else 1),
             optimizer=self.optimizer,
             precision=self.precision,
-            degrees=Degrees(dp=self.dp, tp=self.tp, pp=self.pp),
+            degrees=Degrees(dp=self.dp, tp=self.tp, pp=self.pp, ep=self.ep),
             sharding=Sharding(self.zero, self.within, self.reshard),
             pipeline=Pipeline(self.schedule, self.chunks, balanced([1.0] * self.layers, 0.0, 0.0, parts)),
             context=ContextSplit(),
@@ -107,12 +108,19 @@ LAYOUTS = (
     Layout("tp 2, sequence", tp=2, sequence=True),
     Layout("tp 2, dp 2, ZeRO 3", tp=2, dp=2, zero=3),
 )
-EXPERTS = tuple(
-    replace(layout, name=f"experts, {layout.name}", experts=Experts(4, 2, 16), layers=2)
-    for layout in LAYOUTS
-    if layout.name in ("dp 2, ZeRO 3", "pp 2", "tp 2, sequence")
+_ROUTED = (
+    *(layout for layout in LAYOUTS if layout.name in ("dp 2, ZeRO 3", "pp 2", "tp 2, sequence")),
+    Layout("ep 2, ZeRO 1", ep=2, zero=1),
+    Layout("ep 4, ZeRO 2", ep=4, zero=2),
+    Layout("ep 2, tp 2", ep=2, tp=2),
+    Layout("ep 2, dp 2, ZeRO 3", ep=2, dp=2, zero=3),
+    Layout("one"),
+)
+ALL_EXPERTS = tuple(
+    replace(layout, name=f"experts, {layout.name}", experts=Experts(4, 2, 16), layers=2) for layout in _ROUTED
 )
 """Whose loads a bias evens: what is saved of it decides where tokens go."""
+EXPERTS = ALL_EXPERTS[:4]
 TIED = tuple(
     replace(layout, name=f"tied, {layout.name}", tied=True)
     for layout in LAYOUTS
@@ -135,7 +143,7 @@ class Carried:
 @lru_cache(maxsize=16)
 def mesh_of(degrees: Degrees, within: int) -> Mesh:
     """Communicators are made once a launch, whatever the number of cases."""
-    return Mesh(degrees.dp, degrees.tp, degrees.pp, shard_within=within).start()
+    return Mesh(degrees.dp, degrees.tp, degrees.pp, ep=degrees.ep, shard_within=within).start()
 
 
 @lru_cache(maxsize=1)

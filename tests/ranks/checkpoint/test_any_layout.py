@@ -14,6 +14,7 @@ from meshwright.checkpoint.manifest import Manifest
 from meshwright.testing.exact import figure_of_difference
 from meshwright.testing.ranks import run_cases
 from tests.ranks.checkpoint.layouts import (
+    ALL_EXPERTS,
     EXPERTS,
     HALF,
     LAYOUTS,
@@ -88,6 +89,16 @@ def test_tied_tensors_are_carried_once(tmp_path: Path) -> None:
     _check(ring, losses, tmp_path, TIED[0].name)
     for layout in TIED:
         assert "head.weight" not in {tensor.name for tensor in _manifest(tmp_path, layout).tensors}
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3000)
+def test_experts_on_every_layout_continue_from_every_other(tmp_path: Path) -> None:
+    """Where experts lie is nobody's matter but the rank's: one fingerprint a tensor, whoever saved it."""
+    losses = _saved(ALL_EXPERTS, tmp_path)
+    _check([Carried(a, b) for a in ALL_EXPERTS for b in ALL_EXPERTS], losses, tmp_path, ALL_EXPERTS[-1].name)
+    for layout in ALL_EXPERTS:  # of weights that are equal to rounding, names and number are
+        assert len(_manifest(tmp_path, layout).tensors) == len(_manifest(tmp_path, ALL_EXPERTS[-1]).tensors)
 
 
 @pytest.mark.prove

@@ -26,6 +26,8 @@ FAMILIES = {
     "routed": ROUTED,
     "shared": (*ROUTED, "shared_experts=1"),
 }
+ARRIVING = ((None, 0), (500, 128))
+"""Rows of a rank's experts, of its own tokens alone (384), or from an expert axis: none, more, fewer."""
 AXES = [(1, False, False), (2, False, False), (2, True, False), (2, True, True)]
 """(tensor ranks, sequence parallel, in chunks)."""
 
@@ -47,7 +49,8 @@ def test_what_comes_goes(family: str, ways: tuple[int, bool, bool], crossing: Cr
         arch = narrowed(arch_from_model(load_run(None, [*words, "data.sequence_length=64"]).model), tp)
         if selective and arch.experts is not None:
             continue
-        setting = Setting(2, 64, masked, True, selective, gathers, tp, rings, direct, crossing=crossing)
+        arriving = ARRIVING[dropout > 0][masked] if arch.experts is not None else None
+        setting = Setting(2, 64, masked, True, selective, gathers, tp, rings, direct, arriving=arriving, crossing=crossing)
         kept = kept_bytes(arch, 1, setting, dtype)
         made, stream = sum(kept.values()) - kept["input"], 128 * 160 * dtype.num_bytes // (tp if gathers else 1)
 

@@ -1,6 +1,7 @@
 """What a step spent, by cause, and what another layout would have saved."""
 
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,10 @@ def test_a_stopwatch_gives_each_action_its_time(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_parts_of_a_step_add_up_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading 0.5, a unit of 3 s that waits 1 s inside, two messages awaited 2 s and 0.25 s, 0.25 s more to the end."""
-    clock, inside = iter([0.0, 3.0, 3.0, 5.0, 5.25]), iter([0.0, 1.0, 1.0, 1.0, 1.0])
+    """Reading 0.5, a unit of 3 s that waits 0.75 s for tensor ranks and 0.25 s for those of experts, two messages
+    awaited 2 s and 0.25 s, 0.25 s more to the end."""
+    clock = iter([0.0, 3.0, 3.0, 5.0, 5.25])
+    inside = chain([{GroupName.TP: 0.5}], repeat({GroupName.TP: 1.25, GroupName.EP: 0.25}))
     monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(clock))
     watch = Stopwatch(lambda: next(inside))
     before = watch.over(lambda action: None)
@@ -60,7 +63,7 @@ def test_the_parts_of_a_step_add_up_to_it(monkeypatch: pytest.MonkeyPatch) -> No
     parts = watch.parts
     assert (parts["pp"], parts["bubble"]) == (0.5, 1.75)
     assert sum(parts.values()) == pytest.approx(6.0)
-    assert (parts["compute"], parts["tp"], parts["data"]) == (2.0, 1.0, 0.5)
+    assert (parts["compute"], parts["tp"], parts["ep"], parts["data"]) == (2.0, 0.75, 0.25, 0.5)
     assert watch.computed == {"forward": 2.0, "backward": 0.0, "recompute": 0.0}
     assert parts["other"] == pytest.approx(0.25)
 

@@ -196,8 +196,7 @@ class _Run:
         elif action.op in (Op.BACKWARD, Op.WEIGHT):
             moments = self._sizes.of_backward(action)
             self._pass(index, moments.before, category)
-            self._make(index, touches.adds)
-            self._pass(index, moments.after, category)
+            self._add(index, action, touches.adds, moments, category)
             self._free(index, touches.frees)  # what they held becomes what is made
             self._make(index, touches.makes)
         else:
@@ -206,6 +205,19 @@ class _Run:
                 self._visit(index, action)
             self._pass(index, self._sizes.of_update(action))
             self._free(index, touches.frees)
+
+    def _add(
+        self, index: int, action: Action, buffers: Iterable[Buffer], moments: Moments, category: Category
+    ) -> None:
+        """The buckets of a unit's gradients, one by one where autograd made what they take."""
+        left = moments.after
+        for buffer in buffers:
+            self._make(index, (buffer,))
+            if moments.of_autograd:
+                self._pass(index, left, category)
+                left -= self._sizes.of_autograd(action.unit, buffer)
+        if not moments.of_autograd:
+            self._pass(index, left, category)
 
     def _visit(self, index: int, action: Action) -> None:
         """Offloaded buckets around an update: the next one comes, the one before it goes, the last goes at once."""
@@ -332,6 +344,13 @@ class _Sizes:
         if split:
             return Moments(split_passing(arch, unit, setting, compute), 0)
         return backward_passing(arch, unit, setting, compute, self._gradients(unit))
+
+    def of_autograd(self, unit: int, buffer: Buffer) -> int:
+        """Gradients of a unit that a bucket takes."""
+        if buffer.what is not Kept.GRADIENT:
+            return 0
+        bucket = self._buckets[buffer.first]
+        return sum(each.numel for each in bucket.segments if unit in each.owner.tensor.readers) * self._compute
 
     def of_update(self, action: Action) -> int:
         """Gradients on their way out of a bucket in the master's dtype."""
