@@ -13,7 +13,6 @@ from functools import cached_property
 from math import log2
 from typing import Any
 
-from meshwright.config.built import built_layout
 from meshwright.config.choices import Offload, Recompute, Schedule
 from meshwright.config.errors import RequestError
 from meshwright.layout.axes import DEFAULT_ORDER
@@ -93,7 +92,7 @@ class Advice:
             return self.ranking.best
         routed = self.price.plan.arch.experts is not None
         recipes = [{"parallel.recompute": kind.value} for kind in (Recompute.NONE, Recompute.FULL)] if routed else [{}]
-        found = [self._searched({**built_layout(), **recipe}) for recipe in recipes]
+        found = map(self._searched, recipes)
         runs = [row for row in found if row is not None and row.price.runs]
         return min(runs, key=lambda row: row.price.step_seconds, default=None)
 

@@ -273,7 +273,7 @@ def test_what_fits_one_device_only_with_states_elsewhere_does_not_fit_it() -> No
 @pytest.mark.parametrize(
     ("words", "fixed", "missing", "runs"),
     [
-        (["model.preset=llama3-8b"], {"mesh.cp": 2}, "context parallelism", False),
+        (["model.preset=llama3-8b"], {"mesh.cp": 2}, None, True),
         (["model.preset=mixtral-8x7b"], {"mesh.cp": 1, "mesh.pp": 1}, None, True),
         (["model.preset=mixtral-8x7b"], {"mesh.tp": 4, "parallel.recompute": "selective"}, "selective", False),
         (["model.preset=llama3-8b", "precision.compute=float8"], {"mesh.cp": 1, "mesh.tp": 4}, "float8", False),
