@@ -179,7 +179,7 @@ def _head(arch: Arch, setting: Setting) -> Iterator[Saved]:
 
 
 def _block(arch: Arch, layer: int, setting: Setting) -> Iterator[Saved]:
-    if setting.selective and arch.latent is None and not arch.is_routed(layer):
+    if setting.selective and arch.latent is None:
         yield from _selective_block(arch, layer, setting)
         return
     hidden = setting.tokens * arch.hidden
@@ -216,6 +216,12 @@ def _selective_block(arch: Arch, layer: int, setting: Setting) -> Iterator[Saved
         yield Saved("attention.key", tokens * arch.kv_heads * arch.head_dim)
         yield Saved("attention.value", tokens * arch.kv_heads * arch.value_dim)
     yield from _dropout(arch, setting, "attention_dropout")
+    if arch.experts is not None and arch.is_routed(layer):
+        yield from _norm(arch, setting, "mlp_norm", tokens, arch.hidden)
+        yield Saved("mlp_norm.output", tokens * arch.hidden)
+        yield from _routed(arch, arch.experts, setting)
+        yield from _dropout(arch, setting, "mlp_dropout")
+        return
     if setting.gathers:
         yield from _norm(arch, setting, "mlp_norm", tokens, arch.hidden)
         yield Saved("mlp_norm.output", tokens * arch.hidden)
