@@ -55,6 +55,21 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Crossing:
+    """How attention crosses a context axis: `ring` parts of a sequence, of which this rank works on the `place`-th,
+    whose keys and values come round or are all `gathered`; `ulysses` ranks of a part exchange heads for tokens."""
+
+    ring: int
+    ulysses: int
+    gathered: bool = False
+    place: int = 0
+
+    def met_heads(self, kv_heads: int) -> int:
+        """Key/value heads that the ranks of a part work on: a head once for each rank that needs it."""
+        return self.ulysses * max(kv_heads // self.ulysses, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
     """What a micro-batch and its kernels decide, besides the architecture.
 
@@ -71,6 +86,7 @@ class Setting:
     `gathers`      the outputs of norms are gathered along the tokens for their products, which keep them (sequence
                    parallel): no recipe sends them again
     `arriving`     rows that the experts of a rank get from all ranks of their axis; None: those of its own tokens
+    `crossing`     of a context axis, where `sequence` counts the tokens held; None without one
     """
 
     sequences: int
@@ -84,10 +100,21 @@ class Setting:
     direct: bool = True
     threads: int = 0
     arriving: int | None = None
+    crossing: Crossing | None = None
 
     @property
     def tokens(self) -> int:
         return self.sequences * self.sequence
+
+    @property
+    def queries(self) -> int:
+        """Tokens of a sequence that attention works on at once."""
+        return self.sequence * (self.crossing.ulysses if self.crossing else 1)
+
+    @property
+    def whole(self) -> int:
+        """Tokens of a whole sequence."""
+        return self.queries * (self.crossing.ring if self.crossing else 1)
 
     def expert_rows(self, experts: Experts) -> int:
         """Rows of this rank's experts together."""
@@ -148,7 +175,7 @@ def _head(arch: Arch, setting: Setting) -> Iterator[Saved]:
 
 def _block(arch: Arch, layer: int, setting: Setting) -> Iterator[Saved]:
     if setting.selective and arch.latent is None and not arch.is_routed(layer):
-        yield from _selective_block(arch, setting)
+        yield from _selective_block(arch, layer, setting)
         return
     hidden = setting.tokens * arch.hidden
     yield from _border(arch, setting, "attention_norm")
@@ -168,7 +195,7 @@ def _block(arch: Arch, layer: int, setting: Setting) -> Iterator[Saved]:
     yield from _dropout(arch, setting, "mlp_dropout")
 
 
-def _selective_block(arch: Arch, setting: Setting) -> Iterator[Saved]:
+def _selective_block(arch: Arch, layer: int, setting: Setting) -> Iterator[Saved]:
     """What recipes are made from: the stream twice, and what the products of the first kind made."""
     tokens = setting.tokens
     if setting.gathers:
@@ -176,9 +203,13 @@ def _selective_block(arch: Arch, setting: Setting) -> Iterator[Saved]:
         yield Saved("attention_norm.output", tokens * arch.hidden)
     else:
         yield Saved("input", tokens * arch.hidden)
-    yield Saved("attention.query", tokens * arch.heads * arch.head_dim)
-    yield Saved("attention.key", tokens * arch.kv_heads * arch.head_dim)
-    yield Saved("attention.value", tokens * arch.kv_heads * arch.value_dim)
+    if setting.crossing is not None:  # made again, it would be sent again
+        yield from _projections(arch, setting)
+        yield from _crossing_scores(arch, layer, setting, setting.crossing)
+    else:
+        yield Saved("attention.query", tokens * arch.heads * arch.head_dim)
+        yield Saved("attention.key", tokens * arch.kv_heads * arch.head_dim)
+        yield Saved("attention.value", tokens * arch.kv_heads * arch.value_dim)
     yield from _dropout(arch, setting, "attention_dropout")
     if setting.gathers:
         yield from _norm(arch, setting, "mlp_norm", tokens, arch.hidden)
@@ -207,6 +238,9 @@ def _latent_projections(arch: Arch, latent: Latent, setting: Setting) -> Iterato
 
 
 def _scores(arch: Arch, layer: int, setting: Setting) -> Iterator[Saved]:
+    if setting.crossing is not None:
+        yield from _crossing_scores(arch, layer, setting, setting.crossing)
+        return
     tokens, sequence = setting.tokens, setting.sequence
     yield Saved("attention.query", tokens * arch.heads * arch.head_dim)
     yield Saved("attention.key", tokens * arch.kv_heads * arch.head_dim)
@@ -218,6 +252,27 @@ def _scores(arch: Arch, layer: int, setting: Setting) -> Iterator[Saved]:
     elif 0 < arch.window(layer) < sequence:
         yield Saved("attention.mask", sequence**2)  # one serves all sequences
     yield Saved("attention.log_sum_exp", tokens * arch.heads, Role.PRECISE)
+    yield Saved("attention.output", tokens * arch.heads * arch.value_dim)
+
+
+def _crossing_scores(arch: Arch, layer: int, setting: Setting, crossing: Crossing) -> Iterator[Saved]:
+    """Keys and values are packed, so that what products made is let go; but on a tensor axis those are one, of which
+    queries that nothing turns, or what norms of heads read, are views."""
+    tokens = setting.tokens
+    met = tokens * crossing.met_heads(arch.kv_heads) * (crossing.ring if crossing.gathered else 1)
+    yield Saved("attention.query", tokens * arch.heads * arch.head_dim)
+    yield Saved("attention.key", met * arch.head_dim)
+    yield Saved("attention.value", met * arch.value_dim)
+    own = tokens * arch.kv_heads * arch.value_dim
+    if setting.ways > 1 and arch.qk_norm:
+        yield Saved("attention.unpacked", own)
+    elif setting.ways > 1 and arch.rope is None and crossing.ulysses == 1:
+        yield Saved("attention.unpacked", 2 * own)
+    if crossing.ring == 1 and (setting.masked or 0 < arch.window(layer) < setting.whole):
+        yield Saved("attention.mask", (setting.sequences if setting.masked else 1) * setting.whole**2)
+    yield Saved("attention.log_sum_exp", tokens * arch.heads, Role.PRECISE)
+    if crossing.ulysses > 1:
+        yield Saved("attention.core", tokens * arch.heads * arch.value_dim)
     yield Saved("attention.output", tokens * arch.heads * arch.value_dim)
 
 

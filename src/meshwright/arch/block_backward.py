@@ -7,6 +7,7 @@ its products for weight work: what is `spent` in others stays.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from meshwright.arch.activations import Setting
 from meshwright.arch.arch import Arch
@@ -15,7 +16,7 @@ from meshwright.config.choices import Dtype
 
 __all__ = ["BlockBackward", "Moments"]
 
-_READ = ("query", "key", "value", "unrotated", "mask", "log_sum_exp")  # of what the core of attention keeps
+_READ = ("query", "key", "value", "unrotated", "mask", "log_sum_exp", "core")  # of what the core of attention keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ class BlockBackward(BlockTape):
         """Of attention, its norm and the sum with the stream."""
         tape, arch, rings = self._tape, self._arch, self._setting.rings
         turned = 0
-        if self._selective:  # the core again: what it reads, and what it leaves
+        if self._remakes_core:  # the core again: what it reads, and what it leaves
             turned = self._turn()
             tape.come(self._mask, self._query, self._scores)
         of_query, of_key = (arch.hidden * heads * arch.head_dim for heads in (arch.heads, arch.kv_heads))
@@ -198,23 +199,30 @@ class BlockBackward(BlockTape):
         self._product(of_query)
         if not rings:
             tape.come(self._query)
-        if not self._selective:
+        if not self._remakes_core:
             self._used(arrived)
-        tape.come(self._query, 2 * self._key, self._tiles)
-        tape.go(self._tiles)
-        if self._selective:
-            tape.go(self._mask, self._scores, turned)
+        if self._core is None:
+            tape.come(self._query, 2 * self._key, self._tiles)
+            tape.go(self._tiles)
         else:
+            if self._core.crossing.ulysses > 1:
+                self._spend_kept("attention.output")  # else attention itself reads what it made
+            self._core.backward(partial(self._give_back, *(f"attention.{name}" for name in _READ)))
+            self._spend_kept("attention.output")
+        if self._remakes_core:
+            tape.go(self._mask, self._scores, turned)
+        elif self._core is None:
             tape.go(self._query)
             self._give_back(*(f"attention.{name}" for name in _READ))
             self._spend_kept("attention.output")
-        self._turn_back()
-        if self._selective:
+        views = self._turn_back()
+        if self._remakes_core:
             tape.go(self._query)
             self._spend(self._query)
             self._used(arrived)
             self._give_back("attention.")
-        factors = self._query + 2 * self._key
+        self._give_back("attention.unpacked")
+        factors = self._query + 2 * self._key + views
         self._columns_back("attention_norm.", factors, [of_query, of_key, of_key])
         self._norm_back("attention_norm.", factors)
         tape.flash(self._part)
@@ -223,19 +231,24 @@ class BlockBackward(BlockTape):
         else:
             self._spend(self._part)  # the stream's gradient was the cotangent of the heads' product
 
-    def _turn_back(self) -> None:
+    def _turn_back(self) -> int:
+        """Bytes of the keys' gradient that stay with the values', of which it is the other half: nobody exchanged
+        heads, and it became another."""
         tape, arch = self._tape, self._arch
+        halves = self._core is not None and self._core.crossing.ulysses == 1
+        views = self._key if halves and (arch.rope is not None or arch.qk_norm) else 0
         if arch.rope is not None:
             self._rotate()
-            tape.go(self._query, self._key)
+            tape.go(self._query, self._key - views)
         if arch.qk_norm:
-            for name, raised, size in (
-                ("attention.key_norm.", self._raised_key, self._key),
-                ("attention.query_norm.", self._raised_query, self._query),
+            for name, raised, size, stays in (
+                ("attention.key_norm.", self._raised_key, self._key, 0 if arch.rope else views),
+                ("attention.query_norm.", self._raised_query, self._query, 0),
             ):
                 tape.come(3 * raised, size)
-                tape.go(3 * raised, size)
+                tape.go(3 * raised, size - stays)
                 self._give_back(name)
+        return views
 
     def _columns_back(self, norm: str, factors: int, products: list[int]) -> None:
         """The products that read one norm's output: its gradient comes to be, and theirs, `factors`, are used up."""

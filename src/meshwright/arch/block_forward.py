@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.arch.block_tape import BlockTape
+from meshwright.arch.crossing import CoreTape
 
 __all__ = ["BlockForward"]
 
@@ -37,6 +38,9 @@ class BlockForward(BlockTape):
         if self._selective:
             tape.go(self._part)
         turned = self._turn()
+        if self._core is not None:
+            self._attend_across(self._core, turned)
+            return
         tape.come(self._mask, self._query, self._scores)
         if self._selective:
             tape.go(self._mask, self._scores, turned)
@@ -45,6 +49,21 @@ class BlockForward(BlockTape):
             tape.go(self._query)
         elif turned and not arch.qk_norm and self._setting.ways == 1:
             tape.go(turned)  # as large as what it was made from, which nobody keeps
+
+    def _attend_across(self, core: CoreTape, turned: int) -> None:
+        """Over a context axis: of queries, keys and values as they were made only what it packed is kept."""
+        tape, arch = self._tape, self._arch
+        core.forward()
+        exchanged = core.crossing.ulysses > 1
+        if turned:
+            tape.go(self._key, self._query if exchanged else 0)
+        self._leave_rows()
+        products = self._query + 2 * self._key - self._sizes("attention.unpacked")
+        if arch.qk_norm:
+            products -= self._query + self._key  # what the norms read
+        elif not turned and not exchanged:
+            products -= self._query
+        tape.go(products)
 
     def _leave_rows(self) -> None:
         """A product whose sum over the tensor axis is part of the stream."""

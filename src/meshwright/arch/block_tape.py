@@ -14,8 +14,9 @@ is the fullest need not be guessed. Read off the allocator's events of dry runs,
 
 from __future__ import annotations
 
-from meshwright.arch.activations import Role, Setting, kept_bytes
+from meshwright.arch.activations import Crossing, Role, Setting, kept_bytes
 from meshwright.arch.arch import Arch, Norm
+from meshwright.arch.crossing import CoreTape
 from meshwright.arch.tape import Tape
 from meshwright.config.choices import Dtype
 
@@ -31,6 +32,7 @@ class BlockTape:
         self._tape, self._kept = Tape(), kept_bytes(arch, unit, setting, compute)
         self._experts = arch.experts if arch.is_routed(unit - 1) else None
         self._selective = setting.selective and self._experts is None
+        self._remakes_core = self._selective and setting.crossing is None
 
         elements = setting.tokens * arch.hidden
         self._elements = share = elements // setting.ways if setting.gathers else elements
@@ -44,9 +46,10 @@ class BlockTape:
         self._scores = setting.tokens * arch.heads * Role.PRECISE.num_bytes(compute)
         alike = setting.sequences if setting.masked else 1
         self._table = alike * setting.sequence * arch.head_dim * Role.PRECISE.num_bytes(compute)
-        windowed = 0 < arch.window(unit - 1) < setting.sequence
-        self._mask = alike * setting.sequence**2 * width if setting.masked or windowed else 0
+        windowed = 0 < arch.window(unit - 1) < setting.whole
+        self._mask = alike * setting.queries**2 * width if setting.masked or windowed else 0
         self._tiles = _tiles(setting, compute)
+        self._core = self._crossing(setting.crossing) if setting.crossing else None
 
         active = self._experts.active if self._experts else 1
         self._ffn = self._experts.ffn if self._experts else arch.ffn
@@ -56,6 +59,13 @@ class BlockTape:
         self._travels = setting.arriving is not None
         self._chances = setting.tokens * self._experts.count * Role.PRECISE.num_bytes(compute) if self._experts else 0
         self._beside = setting.tokens * self._experts.shared * self._ffn * width if self._experts else 0
+
+    def _crossing(self, crossing: Crossing) -> CoreTape:
+        setting, met = self._setting, self._key * crossing.met_heads(self._arch.kv_heads) // self._arch.kv_heads
+        return CoreTape(
+            self._tape, crossing, self._query, self._key, met, self._raised_query, self._scores, self._mask,
+            setting.sequences > 1, setting.direct, self._tiles,
+        )  # fmt: skip
 
     @property
     def left(self) -> int:
@@ -101,7 +111,8 @@ class BlockTape:
 def _tiles(setting: Setting, compute: Dtype) -> int:
     """Scores and their gradients that torch's kernel for CPUs has at a time in every thread, 32 to 256 queries by 512
     keys, and in lower precisions a copy of both in the compute dtype (aten/native/cpu/FlashAttentionKernel.cpp)."""
-    queries = 256 if setting.sequence >= 768 else 64 if setting.sequence >= 192 else 32
-    tile = min(queries, setting.sequence) * min(512, setting.sequence)
+    length = setting.queries
+    queries = 256 if length >= 768 else 64 if length >= 192 else 32
+    tile = min(queries, length) * min(512, length)
     copy = compute.num_bytes if compute.num_bytes < 4 else 0
     return setting.threads * 2 * tile * (Role.PRECISE.num_bytes(compute) + copy)

@@ -131,7 +131,14 @@ def stash_bytes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> int:
         reads = "mlp.shared.stream" if routes and width == compute.num_bytes else _input_of(each.name)
         inputs[reads] = rows * each.k * width
         outputs += rows * each.n * width
-    return sum(inputs.values()) + outputs
+    return sum(inputs.values()) + outputs + _halves(arch, unit, setting) * compute.num_bytes
+
+
+def _halves(arch: Arch, unit: int, setting: Setting) -> int:
+    """Elements of a ring's gradient of keys that stay with the values' (`BlockBackward._turn_back`)."""
+    turned = arch.rope is not None or arch.qk_norm
+    is_half = setting.crossing is not None and setting.crossing.ulysses == 1 and turned
+    return setting.tokens * arch.kv_heads * arch.head_dim if is_half and 0 < unit < arch.head_unit else 0
 
 
 def _embedding(arch: Arch, setting: Setting, compute: Dtype) -> int:

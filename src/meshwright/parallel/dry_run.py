@@ -116,8 +116,9 @@ def _even(loads: list[int], arriving: list[int], counts: Tensor) -> list[int]:
 
 
 def _nothing(plan: Plan) -> Batch:
-    """This rank's share of a step: tokens without meaning, all of them trained."""
+    """This rank's share of a step: tokens without meaning, all of them trained; where documents are masked, two in each
+    sequence, of lengths that nothing divides."""
     sequences, length = plan.accumulation * plan.batch.micro, plan.data.sequence_length
     tokens = np.zeros((sequences, length), dtype=np.int64)
-    documents = tokens if plan.data.documents is Documents.MASKED else None
+    documents = tokens + (np.arange(length) > length // 3) if plan.data.documents is Documents.MASKED else None
     return Batch(tokens, tokens, whole_rows(0, np.arange(sequences, dtype=np.int64), length, documents))

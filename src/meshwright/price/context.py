@@ -3,7 +3,8 @@
 ring        cp - 1 blocks of keys and values go round, twice as much backward, hidden behind the core of attention
 ring, k     Ulysses inside groups of k neighbours, a ring of cp / k between them
 allgather   keys and values of all, gathered before attention and kept; their gradients scattered after it
-ulysses     all-to-alls: query, key, value before attention, its output after it; the same back
+ulysses     all-to-alls: query, key, value before attention, its output after it; the same back. The literal program
+            packs the three into one; where ranks are more than key/value heads, each head goes to all that need it
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ def context_bytes(target: Target, layouts: Layouts, tokens: Array) -> Array:
     return np.asarray(gathered * (layouts.cp - 1) * _block(target, layouts, tokens))
 
 
-def _block(target: Target, layouts: Layouts, tokens: Array) -> Array:
-    """Bytes of keys and values of a rank's own tokens."""
+def _block(target: Target, layouts: Layouts, tokens: Array, ways: Array | float = 1.0) -> Array:
+    """Bytes of keys and values of a rank's own tokens, as they are exchanged over `ways` ranks that divide heads."""
     shapes = target.shapes
-    heads = np.maximum(shapes.kv_heads / layouts.tp, 1.0)
+    heads = np.maximum(np.maximum(shapes.kv_heads / layouts.tp, 1.0), ways if target.is_literal else 1.0)
     return np.asarray(tokens * heads * (shapes.score_dim + shapes.value_dim) * target.stored)
 
 
 def _ring(target: Target, layouts: Layouts, tokens: Array) -> tuple[Array, Array]:
     shapes, inner = target.shapes, layouts.inner_context
     ring = layouts.cp / inner
-    hop = message_seconds(target, _block(target, layouts, tokens), layouts.stride(Axis.CP) * inner)
+    hop = message_seconds(target, _block(target, layouts, tokens, inner), layouts.stride(Axis.CP) * inner)
     flops = 2 * tokens * shapes.heads / layouts.tp * (target.sequence / 2) * (shapes.score_dim + shapes.value_dim)
     core = flops / np.maximum(ring, 1) / (target.attention_peak * target.attention_share)
     forward = (ring - 1) * np.maximum(hop - core, _RING_STEP_S)
@@ -73,5 +74,8 @@ def _all_to_alls(target: Target, layouts: Layouts, tokens: Array, ways: Array) -
     shapes = target.shapes
     group = way(target, ways, layouts.stride(Axis.CP))
     query = tokens * shapes.heads / layouts.tp * shapes.score_dim * target.stored
+    if target.is_literal:
+        packed = exchange_seconds(target, query + _block(target, layouts, tokens, ways), group, 1.0)
+        return np.asarray(packed + exchange_seconds(target, query, group, 1.0))
     both = 2 * exchange_seconds(target, query, group, 1.0)
     return np.asarray(both + 2 * exchange_seconds(target, _block(target, layouts, tokens) / 2, group, 1.0))

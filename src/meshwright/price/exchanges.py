@@ -4,7 +4,7 @@ tensor    2 all-reduces of the stream a pass, or 2 gathers and 2 scatters (seque
           inputs of column products once more where the stack kept only their parts); in chunks under the products by
           `ring.py`
 context   keys and values, by `context.py`
-expert    2 all-to-alls a pass: tokens to their experts and back
+expert    2 all-to-alls a pass: tokens to their experts and back (the literal program sends their number ahead)
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def exchanges(target: Target, layouts: Layouts, tokens: Array, beside: Array) ->
     forward, backward, outer = _tensor(target, layouts, tokens, beside)
     ring = context_seconds(target, layouts, tokens)
     experts = _experts(target, layouts, tokens)
-    return Exchanges(forward, backward, *ring, experts, experts, outer, _head(target, layouts, tokens))
+    return Exchanges(forward, backward, *ring, *experts, outer, _head(target, layouts, tokens))
 
 
 def _tensor(target: Target, layouts: Layouts, tokens: Array, beside: Array) -> tuple[Array, Array, Array]:
@@ -85,14 +85,21 @@ def _user_buffers(target: Target, layouts: Layouts) -> Array:
     return np.asarray(newest * (layouts.sequence > 0), dtype=np.float64)
 
 
-def _experts(target: Target, layouts: Layouts, tokens: Array) -> Array:
+def _experts(target: Target, layouts: Layouts, tokens: Array) -> tuple[Array, Array]:
+    """Forward and backward. The literal program sends a row for every choice, from each tensor rank the columns that it
+    will need there, and how many there are ahead of them; it hides nothing of it."""
     shapes = target.shapes
     if not shapes.active:
-        return np.zeros_like(tokens)
+        return np.zeros_like(tokens), np.zeros_like(tokens)
     share = sum(block.count for block in shapes.blocks if block.routed) / shapes.layers
-    stream = np.where(layouts.sequence > 0, layouts.tp, 1.0)
-    buffer = tokens / stream * shapes.active * shapes.hidden * target.stored
     group = way(target, layouts.ep, layouts.stride(Axis.EP))
-    once = exchange_seconds(target, buffer, group, shapes.active)
+    rows = tokens * shapes.active * shapes.hidden * target.stored
+    if target.is_literal:
+        counts = exchange_seconds(target, 8.0 * shapes.experts, group, 1.0)
+        backward = 2 * share * exchange_seconds(target, rows, group, 1.0)
+        return np.asarray(backward + share * counts), np.asarray(backward)
+    stream = np.where(layouts.sequence > 0, layouts.tp, 1.0)
+    once = exchange_seconds(target, rows / stream, group, shapes.active)
     hidden = target.values["overlap.experts.graphs" if target.captured else "overlap.experts"]
-    return np.asarray(2 * share * once * (1 - hidden))
+    shown = np.asarray(2 * share * once * (1 - hidden))
+    return shown, shown

@@ -53,10 +53,9 @@ class Space:
 
     @cached_property
     def program(self) -> Target | None:
-        """The same for the program of `meshwright train`, where other software is searched for and the model runs;
-        of experts its closed form knows too little."""
+        """The same for the program of `meshwright train`, where other software is searched for and the model runs."""
         runs = not lacking(self.target.arch) and self.target.precision.compute is not Dtype.FLOAT8
-        if self.target.is_literal or not runs or self.target.arch.experts is not None:
+        if self.target.is_literal or not runs:
             return None
         return self.target.literal
 

@@ -153,7 +153,7 @@ def by_stage(target: Target, layouts: Layouts, held: Weights) -> list[dict[str, 
     """Bytes by category on the first, the fullest inner and the last stage."""
     tokens = layouts.micro * target.sequence / layouts.cp
     each = block_bytes(target, layouts, tokens)
-    known = target.is_literal and not target.arch.experts and not target.arch.latent
+    known = target.is_literal and not target.arch.latent
     program = program_activations(target, layouts) if known else (None, None, None)
     return [_stage(target, layouts, held, stage, tokens, each, program[stage]) for stage in range(3)]
 

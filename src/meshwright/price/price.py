@@ -183,8 +183,8 @@ class Price:
     @property
     def _spares_room(self) -> bool:
         """Whether the program's closed form is so far below the device's memory that the fold must be too."""
-        if self.plan.arch.experts is not None or self.plan.data.documents is Documents.MASKED:
-            return False  # of which it knows too little
+        if self.plan.data.documents is Documents.MASKED:
+            return False  # of whose masks it knows nothing
         target, layout = self.target.literal, of_plan(self.plan)
         peak = float(memories(target, layout, weights(target, layout)).peak[0])
         return self._reserved(int(peak * SPARED)) <= self.cluster.device.memory_bytes

@@ -8,8 +8,8 @@
     graphs    1   2   2   1   2   1   1
     factors   0   0   0   1   1   2   1              crests: (2, 1), (1, 2)
 
-Sizes are those of the fold (`plan/folds/memory.py`); exact but for when a unit passes through its fullest moment, and
-without masks of documents, routed experts or context exchanges.
+Sizes are those of the fold (`plan/folds/memory.py`), of a mean block; exact but for when a unit passes through its
+fullest moment, and without masks of documents.
 """
 
 from __future__ import annotations
@@ -168,23 +168,31 @@ def _unit_bytes(
         moments = backward_passing(own, unit, setting, compute, gradients)
         return max(forward, moments.before, moments.after)
 
-    outer, head = (1, arch.layers), arch.head_unit
-    block_factors, embedding_factors, head_factors = (
-        stash_bytes(own, unit, setting, compute) if split else 0 for unit in (1, 0, head)
-    )
+    def factors(unit: int) -> int:
+        return stash_bytes(own, unit, setting, compute) if split else 0
+
+    blocks, head = _kinds(arch), arch.head_unit
     return _UnitBytes(
-        block=sum(graph(unit) for unit in outer) // 2,
+        block=sum(graph(unit) * count for unit, count in blocks) // arch.layers,
         embedding=graph(0),
         head=graph(head),
-        block_factors=block_factors,
-        embedding_factors=embedding_factors,
-        head_factors=head_factors,
-        block_passing=max(passing(unit) for unit in outer),
+        block_factors=sum(factors(unit) * count for unit, count in blocks) // arch.layers,
+        embedding_factors=factors(0),
+        head_factors=factors(head),
+        block_passing=max(passing(unit) for unit, _ in blocks),
         head_passing=passing(head),
         logits=graph_sizes(own, head, setting, compute)[Category.LOGITS],
         rows=rows_bytes(arch, setting, compute),
         entering=micro * sequence * arch.hidden * compute.num_bytes // (tp if gathers else 1),
     )
+
+
+def _kinds(arch: Arch) -> list[tuple[int, int]]:
+    """Blocks that are alike, routed or dense, with a window or without: the first of them, and how many."""
+    counts: dict[tuple[bool, int], list[int]] = {}
+    for layer in range(arch.layers):
+        counts.setdefault((arch.is_routed(layer), arch.window(layer)), []).append(layer + 1)
+    return [(units[0], len(units)) for units in counts.values()]
 
 
 @lru_cache(maxsize=16384)

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from meshwright.arch.activations import Setting, kept_bytes
+from meshwright.arch.activations import Crossing, Setting, kept_bytes
 from meshwright.arch.block_backward import BlockBackward
 from meshwright.arch.block_forward import BlockForward
 from meshwright.arch.passing import stash_bytes
@@ -32,9 +32,15 @@ AXES = [(1, False, False), (2, False, False), (2, True, False), (2, True, True)]
 """(tensor ranks, sequence parallel, in chunks)."""
 
 
+CROSSINGS = [
+    None, Crossing(2, 1), Crossing(4, 1, place=2), Crossing(2, 1, True, 1), Crossing(1, 2), Crossing(1, 4), Crossing(2, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("crossing", CROSSINGS, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("ways", AXES)
-def test_what_comes_goes(family: str, ways: tuple[int, bool, bool]) -> None:
+def test_what_comes_goes(family: str, ways: tuple[int, bool, bool], crossing: Crossing | None) -> None:
     tp, gathers, rings = ways
     for dropout, dtype, selective, masked, direct in product(
         (0.0, 0.1), (Dtype.BFLOAT16, Dtype.FLOAT32), (False, True), (False, True), (False, True)
@@ -44,7 +50,9 @@ def test_what_comes_goes(family: str, ways: tuple[int, bool, bool]) -> None:
         if selective and arch.experts is not None:
             continue
         arriving = ARRIVING[dropout > 0][masked] if arch.experts is not None else None
-        setting = Setting(2, 64, masked, True, selective, gathers, tp, rings, direct, arriving=arriving)
+        setting = Setting(
+            2, 64, masked, True, selective, gathers, tp, rings, direct, crossing=crossing, arriving=arriving
+        )
         kept = kept_bytes(arch, 1, setting, dtype)
         made, stream = sum(kept.values()) - kept["input"], 128 * 160 * dtype.num_bytes // (tp if gathers else 1)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshwright.arch.activations import Setting, kept_bytes
-from meshwright.arch.arch import Arch, Norm
+from meshwright.arch.arch import Arch
 from meshwright.arch.passing import (
     Gradients,
     Moments,
@@ -30,10 +30,11 @@ from meshwright.arch.passing import (
     stash_bytes,
     weight_passing,
 )
-from meshwright.config.choices import Documents, Dtype, Offload, Recompute
+from meshwright.config.choices import Dtype, Offload
 from meshwright.plan.action import COMPUTE, Action, Kind, Op
 from meshwright.plan.buckets import Bucket, in_pieces, sharding_group
 from meshwright.plan.category import Category as Category
+from meshwright.plan.folds.setting import setting_of
 from meshwright.plan.folds.touches import Buffer, Kept, Memory, Touches
 from meshwright.plan.folds.traffic import Operation, Transport, border_elements, transfer
 from meshwright.plan.plan import Plan
@@ -113,9 +114,11 @@ def memory(
     An eager run keeps no more of an RMSNorm on a CPU either (`parallel/norms.py`).
     """
     steps = program(plan, rank, kind)
+    at = plan.degrees.coordinates(rank)
     if routed is None and plan.degrees.ep > 1:
-        routed = everywhere(even_exchange(plan, plan.degrees.coordinates(rank).ep))
-    sizes = _Sizes(plan, steps, fused_norms, transport, kernel_threads, routed if plan.degrees.ep > 1 else None)
+        routed = everywhere(even_exchange(plan, at.ep))
+    setting = setting_of(plan, at, transport, fused_norms, kernel_threads)
+    sizes = _Sizes(plan, steps, setting, routed if plan.degrees.ep > 1 else None)
     run = _Run(plan, steps, transport, sizes)
     for index, action in enumerate(steps.actions):
         run.step(index, action)
@@ -263,20 +266,9 @@ class _Run:
 class _Sizes:
     """How large each buffer of a program is."""
 
-    def __init__(
-        self, plan: Plan, steps: Program, fused_norms: bool, transport: Transport, threads: int, routed: Routed | None
-    ) -> None:
-        self._plan, self._buckets, self._routed = plan, steps.buckets, routed
+    def __init__(self, plan: Plan, steps: Program, setting: Setting, routed: Routed | None) -> None:
+        self._plan, self._buckets, self._setting, self._routed = plan, steps.buckets, setting, routed
         self._compute, self._reduce = plan.precision.compute.num_bytes, plan.precision.reduce.num_bytes
-        sequence = plan.data.sequence_length // plan.degrees.cp
-        masked = plan.data.documents is Documents.MASKED
-        selective = plan.execution.recompute is Recompute.SELECTIVE
-        fused = fused_norms or (plan.arch.norm is Norm.RMS and not plan.execution.compile)
-        gathers, ways = plan.execution.sequence, plan.degrees.tp
-        rings, direct = plan.execution.asynchronous_tensor, transport is Transport.DIRECT
-        self._setting = Setting(
-            plan.batch.micro, sequence, masked, fused, selective, gathers, ways, rings, direct, threads
-        )
         self._arch = narrowed(plan.arch, plan.degrees.tp)
         self._in_place = not plan.execution.compile
         self.hidden = border_elements(plan) * self._compute
@@ -359,7 +351,8 @@ def rows_bytes(arch: Arch, setting: Setting, compute: Dtype) -> int:
     alike = setting.sequences if setting.masked else 1
     tables = alike * setting.sequence * arch.head_dim * max(4, compute.num_bytes) if arch.rope is not None else 0
     windows = {arch.window(layer) for layer in range(arch.layers)}
-    masks = sum(setting.masked or 0 < window < setting.sequence for window in windows) * alike * setting.sequence**2
+    each = alike * setting.queries * setting.whole
+    masks = sum(setting.masked or 0 < window < setting.whole for window in windows) * each
     return 8 * setting.tokens + tables + masks
 
 
