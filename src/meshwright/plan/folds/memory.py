@@ -31,6 +31,7 @@ from meshwright.arch.passing import (
     weight_passing,
 )
 from meshwright.config.choices import Dtype, Offload
+from meshwright.layout.groups import GroupName
 from meshwright.plan.action import COMPUTE, Action, Kind, Op
 from meshwright.plan.buckets import Bucket, in_pieces, sharding_group
 from meshwright.plan.category import Category as Category
@@ -196,6 +197,9 @@ class _Run:
         elif action.op in (Op.BACKWARD, Op.WEIGHT):
             moments = self._sizes.of_backward(action)
             self._pass(index, moments.before, category)
+            if moments.between:
+                self._make(index, self._sizes.written_first(touches.adds))
+                self._pass(index, moments.between, category)
             self._make(index, touches.adds)
             self._pass(index, moments.after, category)
             self._free(index, touches.frees)  # what they held becomes what is made
@@ -332,6 +336,12 @@ class _Sizes:
         if split:
             return Moments(split_passing(arch, unit, setting, compute), 0)
         return backward_passing(arch, unit, setting, compute, self._gradients(unit))
+
+    def written_first(self, gradients: Iterable[Buffer]) -> list[Buffer]:
+        """Of a block with experts on an axis of their own: their gradients, or all others where some are shared."""
+        assert self._plan.arch.experts is not None
+        theirs = self._plan.arch.experts.shared == 0
+        return [each for each in gradients if (self._buckets[each.first].replicas is GroupName.EXPERT) == theirs]
 
     def of_update(self, action: Action) -> int:
         """Gradients on their way out of a bucket in the master's dtype."""
