@@ -25,11 +25,13 @@ class Moments:
 
     Experts on an axis of their own have another flat gradient than the rest of their block: `between` the first writes
     of the two, of which theirs is the first but where some experts are shared.
+    `of_autograd`: what is there after are gradients that autograd made, and each goes when its bucket has taken it.
     """
 
     before: int
     after: int
     between: int = 0
+    of_autograd: bool = False
 
 
 class BlockBackward(BlockTape):

@@ -17,7 +17,7 @@ Measured against the allocator's own events on one process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.arch.activations import Role, Setting, kept_bytes
 from meshwright.arch.arch import Arch, Norm
@@ -111,7 +111,7 @@ def weight_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype, grad
     if arch.unit_kind(unit) is UnitKind.EMBEDDING:
         moments = _embedding_back(arch, setting, compute, gradients)
         cotangent = _part(arch, setting) * compute.num_bytes if setting.ways > 1 else 0
-        return Moments(moments.before, moments.after - cotangent)
+        return replace(moments, after=moments.after - cotangent)
     if gradients.width == compute.num_bytes:
         return Moments(0, 0)
     largest = max((each.n * each.k for each in _products(arch, unit, setting)), default=0)
@@ -176,8 +176,8 @@ def _embedding_back(arch: Arch, setting: Setting, compute: Dtype, gradients: Gra
     if setting.ways > 1:
         hidden, table = setting.tokens * arch.hidden * width, arch.vocab * arch.hidden * width
         whole = hidden * (2 if setting.gathers else 1)
-        places = gradients.own - table  # of learned positions, written first
-        return Moments(places + max(whole, hidden + table) - mask, table - mask)
+        places = gradients.own - table  # of learned positions: made first, there until they are added up
+        return Moments(places + max(whole, hidden + table) - mask, places + table - mask, of_autograd=True)
     fallen = part * width if arch.dropout else 0
     widened = part * gradients.width if gradients.width != width else 0
     return Moments(2 * fallen - mask, fallen - mask + widened)

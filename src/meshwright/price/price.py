@@ -178,7 +178,9 @@ class Price:
         """
         if not self.runs or (not self.is_folded and self._spares_room):
             return True
-        return self.trained_peak is None or self._reserved(self.trained_peak) <= self.cluster.device.memory_bytes
+        stages = range(self.plan.degrees.pp) if self.is_folded else may_be_fullest(self.plan)
+        peaks = (folded(self.plan, self.cluster, [stage])[0].peak for stage in stages)
+        return all(self._reserved(peak) <= self.cluster.device.memory_bytes for peak in peaks)
 
     @property
     def _spares_room(self) -> bool:

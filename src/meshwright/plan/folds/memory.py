@@ -35,6 +35,7 @@ from meshwright.layout.groups import GroupName
 from meshwright.plan.action import COMPUTE, Action, Kind, Op
 from meshwright.plan.buckets import Bucket, in_pieces, sharding_group
 from meshwright.plan.category import Category as Category
+from meshwright.plan.folds.setting import narrowed as narrowed
 from meshwright.plan.folds.setting import setting_of
 from meshwright.plan.folds.touches import Buffer, Kept, Memory, Touches
 from meshwright.plan.folds.traffic import Operation, Transport, border_elements, transfer
@@ -197,11 +198,7 @@ class _Run:
         elif action.op in (Op.BACKWARD, Op.WEIGHT):
             moments = self._sizes.of_backward(action)
             self._pass(index, moments.before, category)
-            if moments.between:
-                self._make(index, self._sizes.written_first(touches.adds))
-                self._pass(index, moments.between, category)
-            self._make(index, touches.adds)
-            self._pass(index, moments.after, category)
+            self._add(index, action, touches.adds, moments, category)
             self._free(index, touches.frees)  # what they held becomes what is made
             self._make(index, touches.makes)
         else:
@@ -210,6 +207,21 @@ class _Run:
                 self._visit(index, action)
             self._pass(index, self._sizes.of_update(action))
             self._free(index, touches.frees)
+
+    def _add(self, index: int, action: Action, buffers: Iterable[Buffer], moments: Moments, category: Category) -> None:
+        """The buckets of a unit's gradients, one by one where autograd made what they take, some first where experts
+        have one of their own."""
+        if moments.between:
+            self._make(index, self._sizes.written_first(buffers))
+            self._pass(index, moments.between, category)
+        left = moments.after
+        for buffer in buffers:
+            self._make(index, (buffer,))
+            if moments.of_autograd:
+                self._pass(index, left, category)
+                left -= self._sizes.of_autograd(action.unit, buffer)
+        if not moments.of_autograd:
+            self._pass(index, left, category)
 
     def _visit(self, index: int, action: Action) -> None:
         """Offloaded buckets around an update: the next one comes, the one before it goes, the last goes at once."""
@@ -343,6 +355,13 @@ class _Sizes:
         theirs = self._plan.arch.experts.shared == 0
         return [each for each in gradients if (self._buckets[each.first].replicas is GroupName.EXPERT) == theirs]
 
+    def of_autograd(self, unit: int, buffer: Buffer) -> int:
+        """Gradients of a unit that a bucket takes."""
+        if buffer.what is not Kept.GRADIENT:
+            return 0
+        bucket = self._buckets[buffer.first]
+        return sum(each.numel for each in bucket.segments if unit in each.owner.tensor.readers) * self._compute
+
     def of_update(self, action: Action) -> int:
         """Gradients on their way out of a bucket in the master's dtype."""
         precision = self._plan.precision
@@ -372,16 +391,6 @@ def graph_sizes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> Size
     for name, size in kept_bytes(arch, unit, setting, compute).items():
         sizes[Category.LOGITS if name.startswith("loss.") else Category.ACTIVATIONS] += size
     return sizes
-
-
-def narrowed(arch: Arch, tp: int) -> Arch:
-    """The model that one tensor rank runs: fewer heads, a narrower feed-forward, a part of the vocabulary."""
-    if tp == 1:
-        return arch
-    kv_heads = max(arch.kv_heads // tp, 1)
-    experts = replace(arch.experts, ffn=arch.experts.ffn // tp) if arch.experts is not None else None
-    vocab = -(-arch.vocab // tp)
-    return replace(arch, heads=arch.heads // tp, kv_heads=kv_heads, ffn=arch.ffn // tp, vocab=vocab, experts=experts)
 
 
 def _shard(plan: Plan, bucket: Bucket) -> int:
