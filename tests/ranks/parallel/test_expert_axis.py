@@ -34,6 +34,7 @@ from tests.unit.plan.plans import make_plan
 SEQUENCES, LENGTH, COUNT, RATE, CLIP = 8, 8, 8, 0.1, 0.5
 TOKENS = SEQUENCES * LENGTH
 TERM, BIAS, NONE = Moe(Balance.AUXILIARY, auxiliary_loss=0.01), Moe(Balance.BIAS), Moe(Balance.NONE)
+Z = Moe(Balance.NONE, z_loss=0.1)
 SGD = Optimizer(kind=OptimizerKind.SGD, weight_decay=0.0, clip_norm=CLIP)
 LAYOUTS: Sequence[dict[str, Any]] = (
     {"dp": 4}, {"ep": 4}, {"dp": 2, "ep": 2}, {"pp": 2, "dp": 2}, {"tp": 2, "ep": 2}, {"dp": 2, "cp": 2},
@@ -203,9 +204,10 @@ def check(cases: Sequence[Case]) -> None:
 
 
 def terms() -> Sequence[Case]:
-    """B44: nothing flows but the auxiliary term, in one micro-batch and in two."""
+    """B44: nothing flows but the auxiliary term, in one micro-batch and in two, or the z term."""
     once = [case(TERM, trained=False, **layout) for layout in LAYOUTS]
-    return once + [case(TERM, 2, trained=False, **layout) for layout in LAYOUTS[1:5]]
+    twice = [case(TERM, 2, trained=False, **layout) for layout in LAYOUTS[1:5]]
+    return [*once, *twice, case(Z, trained=False, ep=2, cp=2)]
 
 
 def gradients_of_experts() -> Sequence[Case]:
