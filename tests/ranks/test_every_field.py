@@ -26,6 +26,7 @@ from meshwright.arch.huggingface import hf_config
 from meshwright.comm.mesh import Mesh
 from meshwright.config.choices import (
     Balance,
+    Context,
     LearningRateSchedule,
     OptimizerKind,
     Schedule,
@@ -105,6 +106,7 @@ def bases(source: str) -> dict[str, Base]:
         pipeline=Pipeline(Schedule.ONE_F_ONE_B, 1, (1, 3)),
     )  # fmt: skip
     tensor = base_plan(source, degrees=Degrees(tp=2), execution=Execution(sequence=True))
+    context = base_plan(source, degrees=Degrees(cp=4), context=ContextSplit(Context.RING, 2))
     experts = base_arch(family="mixtral", experts=Experts(4, 2, 16))
     compressed = base_arch(family="deepseek_v3", kv_heads=4, latent=latent)
     return {
@@ -118,6 +120,7 @@ def bases(source: str) -> dict[str, Base]:
         "zero": Base(zero, layout, runs=False),
         "stages": Base(stages, layout, runs=False),
         "tensor": Base(tensor, layout, runs=False),
+        "context": Base(context, ("context", "degrees", "data.documents"), runs=False),
     }
 
 

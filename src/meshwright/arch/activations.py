@@ -301,8 +301,11 @@ def _feed_forward(arch: Arch, path: str, rows: int, width: int) -> Iterator[Save
 def _routed(arch: Arch, experts: Experts, setting: Setting) -> Iterator[Saved]:
     rows, here = setting.tokens * experts.active, setting.expert_rows(experts)
     yield Saved("mlp.router.probabilities", setting.tokens * experts.count, Role.PRECISE)
-    yield Saved("mlp.router.weights", rows, Role.PRECISE)
+    if experts.normalise:
+        yield Saved("mlp.router.chosen", rows + setting.tokens, Role.PRECISE)  # and their sum
     yield Saved("mlp.router.choice", rows, Role.INDEX)
+    yield Saved("mlp.router.order", 3 * rows, Role.INDEX)  # of choices by expert, the token of each, where each lies
+    yield Saved("mlp.router.weights", rows)
     yield Saved("mlp.experts.input", here * arch.hidden)
     yield from _feed_forward(arch, "mlp.experts", here, experts.ffn)
     yield Saved("mlp.experts.output", rows * arch.hidden)

@@ -34,7 +34,7 @@ from meshwright.plan.operation import Operation
 
 __all__ = ["gathered_attention", "ring_attention"]
 
-Meet = Callable[[int, Tensor], None]
+_Meet = Callable[[int, Tensor], None]
 """Works on the block (2, B, Q, G, K), keys and values, of one ring coordinate."""
 
 
@@ -118,7 +118,7 @@ def _send_on(over: Communicator, outgoing: Tensor, arriving: Tensor) -> operatio
     return operations.hop(over, outgoing, arriving)
 
 
-def _go_round(over: Communicator, block: Tensor, meet: Meet) -> None:
+def _go_round(over: Communicator, block: Tensor, meet: _Meet) -> None:
     """`meet` the block of every coordinate, own first, then those before it one by one."""
     for step in range(over.size):
         source = (over.place - step) % over.size

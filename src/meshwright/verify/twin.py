@@ -1,8 +1,9 @@
 """A faithful twin of a run that is too large to be trained ten steps a rung on this machine.
 
 Kept: the family with all its switches, tied embeddings, query heads a key/value head, whether key/value heads divide
-over the tensor ranks, whether the vocabulary does (padding stays real), every axis and feature, at least one block a
-stage, uneven stages, several micro-batches, windows shorter than the sequence. Made small: everything else.
+over the tensor ranks, whether the vocabulary does (padding stays real), every axis and feature, rings of groups, at
+least one block a stage, uneven stages, several micro-batches, windows shorter than the sequence. Made small: everything
+else.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from dataclasses import replace
 from meshwright.arch.arch import Arch, Experts
 from meshwright.arch.parameters import tensors
 from meshwright.layout.axes import Axis, Degrees
-from meshwright.plan.plan import Batch, Plan, Sharding
+from meshwright.plan.plan import Batch, ContextSplit, Plan, Sharding
 from meshwright.plan.rules import canonical
+from meshwright.plan.strategies.context import ulysses_ways
 from meshwright.verify.settings import OPTIMIZERS, STEPS
 
 __all__ = ["MOST_RANKS", "twin", "work_flops"]
@@ -33,8 +35,8 @@ def twin(plan: Plan, most_ranks: int = MOST_RANKS) -> tuple[Plan, str]:
         return plan, ""
     degrees = _degrees(plan, most_ranks)
     stages = _stages(plan, degrees)
-    sequence = min(plan.data.sequence_length, _up(_SEQUENCE, 2 * degrees.cp * degrees.tp))
-    arch = _arch(plan, degrees, sum(stages), sequence)
+    context, sequence = _context(plan, degrees), _sequence(plan, degrees)
+    arch = _arch(plan, degrees, ulysses_ways(degrees, context), sum(stages), sequence)
     micro = min(plan.batch.micro, _MICRO)
     accumulation = min(plan.accumulation, _ACCUMULATION)
     small = replace(
@@ -45,6 +47,7 @@ def twin(plan: Plan, most_ranks: int = MOST_RANKS) -> tuple[Plan, str]:
         batch=Batch(micro * accumulation * degrees.dp * degrees.ep, micro),
         pipeline=replace(plan.pipeline, stages=stages),
         sharding=_sharding(plan, degrees),
+        context=context,
     )
     return canonical(small), _told(plan, small)
 
@@ -58,12 +61,14 @@ def work_flops(plan: Plan) -> float:
 def _degrees(plan: Plan, most_ranks: int) -> Degrees:
     """Divide the largest degree by its smallest prime until few enough ranks are left; none falls to 1.
 
-    Sharding inside smaller groups needs four replicas: two groups of two.
+    Sharding inside smaller groups needs four replicas, a ring of groups four context ranks: two groups of two.
     """
     ways = {axis: plan.degrees.on(axis) for axis in Axis}
     floor = dict.fromkeys(Axis, 2)
     if plan.sharding.within and ways[Axis.DP] % 4 == 0:
         floor[Axis.DP] = 4
+    if plan.context.inner > 1:
+        floor[Axis.CP] = 4
     while math.prod(ways.values()) > most_ranks:
         wide = [axis for axis in Axis if ways[axis] > floor[axis]]
         if not wide:
@@ -72,6 +77,22 @@ def _degrees(plan: Plan, most_ranks: int) -> Degrees:
         prime = next(p for p in range(2, ways[axis] + 1) if ways[axis] % p == 0)
         ways[axis] = max(ways[axis] // prime, floor[axis])
     return Degrees(**{axis.value: size for axis, size in ways.items()}, order=plan.degrees.order)
+
+
+def _context(plan: Plan, degrees: Degrees) -> ContextSplit:
+    """A ring of groups stays one: the groups as they are where they fit, else the smallest."""
+    inner, cp = plan.context.inner, degrees.cp
+    if inner > 1 and (cp % inner or cp == inner):
+        inner = next(size for size in range(2, cp) if cp % size == 0)
+    return replace(plan.context, inner=inner)
+
+
+def _sequence(plan: Plan, degrees: Degrees) -> int:
+    """Tokens that every cut of the twin divides."""
+    length, step = plan.data.sequence_length, 2 * degrees.cp * degrees.tp
+    if degrees.cp > 1 and length % step:
+        length = max(length // step * step, step)
+    return min(length, _up(_SEQUENCE, step))
 
 
 def _stages(plan: Plan, degrees: Degrees) -> tuple[int, ...]:
@@ -91,11 +112,13 @@ def _sharding(plan: Plan, degrees: Degrees) -> Sharding:
     return replace(plan.sharding, within=within, bucket_bytes=min(plan.sharding.bucket_bytes, 16384))
 
 
-def _arch(plan: Plan, degrees: Degrees, layers: int, sequence: int) -> Arch:
+def _arch(plan: Plan, degrees: Degrees, ulysses: int, layers: int, sequence: int) -> Arch:
     arch, tp = plan.arch, degrees.tp
     group = arch.heads // arch.kv_heads
-    kv_heads = math.lcm(tp, degrees.cp) if arch.kv_heads % plan.degrees.tp == 0 else max(tp // 2, 1)
+    kv_heads = tp * ulysses if arch.kv_heads % plan.degrees.tp == 0 else max(tp // 2, 1)
     kv_heads = min(max(kv_heads, 2 if arch.kv_heads > 1 else 1), arch.kv_heads)
+    if (own := max(kv_heads // tp, 1)) % ulysses and ulysses % own:  # one of them serves whatever number of ranks
+        kv_heads = tp
     heads = kv_heads * group
     head_dim = min(arch.head_dim, _HEAD_DIM)
     hidden = max(round(heads * head_dim * arch.hidden / (arch.heads * arch.head_dim)), 1)

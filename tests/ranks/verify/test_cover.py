@@ -33,6 +33,8 @@ AXES: dict[str, list[Any]] = {
     "zero": [0, 1, 2, 3],
     "pipe": ["none", "1f1b", "interleaved", "zb-h1", "zb-v"],
     "tp": [1, 2],
+    "context": ["none", "ring", "allgather", "ulysses"],
+    "documents": ["packed", "masked"],
     "ring": [False, True],
     "dp": [2, 1],
 }
@@ -46,13 +48,14 @@ def plan_of(row: Row) -> Plan:
     run = build_run(
         m0_bytes(
             model=model if row["family"] != "gpt2" else {**model, "kv_heads": 4, "max_positions": 16},
-            data={"sequence_length": 8},
-            mesh={"dp": row["dp"], "tp": row["tp"], "pp": 1 + piped},
+            data={"sequence_length": 8, "documents": row["documents"]},
+            mesh={"dp": row["dp"], "tp": row["tp"], "pp": 1 + piped, "cp": 1 if row["context"] == "none" else 2},
             parallel={
                 "zero": row["zero"],
                 "schedule": row["pipe"] if piped else "1f1b",
                 "chunks": 2 if row["pipe"] in ("interleaved", "zb-v") else 1,
                 "recompute": row["recompute"],
+                "context": "ring" if row["context"] == "none" else row["context"],
                 "asynchronous_tensor": row["ring"],
             },
             batch={"global": SEQUENCES, "micro": SEQUENCES // (row["dp"] * row["accumulation"])},
@@ -87,6 +90,9 @@ def test_features_meet_in_pairs() -> None:
     for pair in (
         (("zero", 3), ("pipe", "zb-v")), (("zero", 2), ("tp", 2)), (("tied", True), ("pipe", "1f1b")),
         (("dropout", 0.25), ("recompute", "full")), (("family", "gpt2"), ("tp", 2)),
+        (("pipe", "zb-h1"), ("context", "ring")), (("tp", 2), ("context", "ulysses")),
+        (("zero", 3), ("context", "ring")),
+        (("context", "allgather"), ("documents", "masked")), (("recompute", "selective"), ("context", "ring")),
     ):  # fmt: skip
         assert pair in met
 

@@ -139,7 +139,7 @@ def test_generate_as_transformers_does(place: Path, capsys: Captured) -> None:
         ("export {0}/saved {0}/new --dtype int8", "invalid choice: 'int8'"),
         ("export {0}/saved {0}/new --like {0}/nowhere", "nowhere: is no folder"),
         ("evaluate {0}/saved data.source={0}/none.txt", "there is no such file or folder"),
-        ("evaluate {0}/saved mesh.cp=2", "mesh.cp = 2: context parallelism is not built yet"),
+        ("evaluate {0}/saved mesh.cp=3", "mesh.cp = 3: cp must divide the sequence length of"),
         ("evaluate {0}/saved optimizer.kind=sgd", "optimizer.kind: cannot be changed here"),
         ("generate {0}/saved", "required: --prompt"),
         ("generate {0}/saved --prompt x --temperature warm", "warm is no number from 0 on"),

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.arch.arch import Experts
-from meshwright.config.choices import Balance, Documents, Dtype, Recompute, Schedule
-from meshwright.plan.plan import Moe, Plan, Precision
+from meshwright.config.choices import Balance, Context, Documents, Dtype, Recompute, Schedule
+from meshwright.plan.plan import ContextSplit, Moe, Plan, Precision
 from meshwright.plan.rules import canonical, check_plan
 from meshwright.verify.ladder import FEATURES, features_of, ladder
 from meshwright.verify.settings import DOUBLE
@@ -111,3 +111,11 @@ def test_dropout_and_document_masks_are_features() -> None:
         "dropout + document masks",
         "dp + dropout + document masks",
     ]
+
+
+def test_the_context_axis_and_its_kind_are_features() -> None:
+    plan = replace(make_plan(cp=4, micro=4, precision=WHOLE), context=ContextSplit(Context.RING, 2))
+    rungs = {rung.name: rung.plan for rung in ladder(canonical(plan))}
+    assert list(rungs) == ["one process", "cp", "cp + context kind"]
+    assert [each.context for each in rungs.values()] == [ContextSplit(), ContextSplit(), ContextSplit(Context.RING, 2)]
+    assert names(make_plan(cp=2, micro=4, precision=WHOLE)) == ["one process", "cp"]

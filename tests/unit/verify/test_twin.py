@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from meshwright.arch.arch import Arch
 from meshwright.arch.catalogue import catalogue
 from meshwright.arch.checks import check_arch
-from meshwright.config.choices import Schedule
+from meshwright.config.choices import Context, Schedule
+from meshwright.config.errors import RequestError
 from meshwright.layout.axes import Axis
-from meshwright.plan.plan import Batch, Plan
+from meshwright.plan.plan import Batch, ContextSplit, Plan
 from meshwright.plan.rules import canonical, check_plan
 from meshwright.plan.stages import balanced
 from meshwright.verify.ladder import features_of
@@ -81,3 +82,24 @@ def test_features_survive() -> None:
     small, told = twin(plan)
     assert told
     assert features_of(small) == features_of(plan)
+
+
+@settings(deadline=None)
+@given(st.sampled_from([2, 3, 4, 6, 8, 16]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 8, 64]), st.data())
+def test_a_context_axis_stays_of_its_kind(cp: int, tp: int, dp: int, data: st.DataObject) -> None:
+    """Whatever the heads, of which exchanges need a number that divides: some that the run has, the twin has too."""
+    inners = [each for each in range(1, cp) if cp % each == 0]
+    splits = [ContextSplit(kind) for kind in Context] + [ContextSplit(Context.RING, inner) for inner in inners]
+    split, heads = data.draw(st.sampled_from(splits)), data.draw(st.sampled_from([(16, 16), (24, 8), (96, 2), (48, 1)]))
+    sizes = {"heads": heads[0], "kv_heads": heads[1], "hidden": 16 * heads[0], "head_dim": 16}
+    plan = large(make_plan(layers=9, arch=sizes).arch, dp=dp, cp=cp, tp=tp)
+    plan = replace(plan, data=replace(plan.data, sequence_length=9600), context=split)
+    try:
+        check_plan(plan)
+    except RequestError:  # heads that such an exchange cannot cut
+        return
+    small, _ = twin(plan)
+    check_plan(small)
+    assert small.degrees.ranks <= MOST_RANKS or split.inner > 1
+    assert features_of(small) == features_of(plan)
+    assert (small.context.kind, small.context.inner > 1) == (plan.context.kind, plan.context.inner > 1)
