@@ -101,6 +101,8 @@ class BlockForward(BlockTape):
 
     def _route(self) -> None:
         tape, factors = self._tape, 4 if self._arch.gated else 2
+        copied = self._whole if self._setting.ways > 1 and not self._setting.gathers else 0
+        tape.come(copied)  # for all columns, beside what the norm made
         tape.flash(self._raised_whole)
         tape.come(self._sizes("mlp.router."), self._rows)
         self._travel(self._rows, self._here)
@@ -114,4 +116,4 @@ class BlockForward(BlockTape):
         if self._setting.ways > 1:
             tape.come(self._part, self._arriving)
             tape.go(self._arriving, self._whole)
-        tape.go(self._rows)
+        tape.go(self._rows, copied)
