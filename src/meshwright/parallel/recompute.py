@@ -18,7 +18,7 @@ gradient. Under sequence parallel the first and third products read a gathered n
 recomputation, for to make it again would send it again; on a context axis attention keeps what it made for the same
 reason.
 
-Routed feed-forwards are left as they are: what their experts read is made by sending and sorting, not from what is kept.
+Routed feed-forwards are left as they are: what their experts read is made by sending and sorting.
 
 Full recomputation needs none of this: there the program itself runs a unit again.
 """

@@ -192,9 +192,7 @@ def around(space: Space, mesh: Mesh, near: int) -> tuple[dict[str, Array], list[
     `near`: replicas of a tensor that share a node.
     """
     dp, _, pp, cp, ep = mesh
-    literal = space.target.is_literal and space.target.arch.experts is not None
-    kinds = [each for each in Recompute if not literal or each is not Recompute.SELECTIVE]  # no recipe has experts
-    recomputes = [RECOMPUTES.index(Recompute(each)) for each in space.allowed("parallel.recompute", kinds)]
+    recomputes = [RECOMPUTES.index(Recompute(each)) for each in space.allowed("parallel.recompute", tuple(Recompute))]
     rows: list[tuple[float, ...]] = []
     stages: list[tuple[int, ...]] = []
     for schedule, chunks in _schedules(space, pp):

@@ -194,9 +194,7 @@ class Price:
         closed = {0: found.peaks_first, pp - 1: found.peaks_last} if pp > 1 else {0: found.peaks_first}
         room = self.cluster.device.memory_bytes
         return [
-            stage
-            for stage in stages
-            if self._reserved(int(closed.get(stage, found.peaks_inner)[0] * SPARED)) > room
+            stage for stage in stages if self._reserved(int(closed.get(stage, found.peaks_inner)[0] * SPARED)) > room
         ]
 
     @cached_property
@@ -260,8 +258,9 @@ class Price:
     def _repeated(self) -> float:
         """FLOPs of one sequence that recomputation repeats."""
         plan, software, recompute = self.plan, self.cluster.software, self.plan.execution.recompute
-        # Usual trainers keep the output of fused attention, and repeat none of its products.
-        keeps = not self.target.is_literal and not self.target.unfused
+        # Usual trainers keep the output of fused attention, and repeat none of its products; the literal program keeps
+        # that of a context axis.
+        keeps = plan.degrees.cp > 1 if self.target.is_literal else not self.target.unfused
         if recompute is Recompute.SELECTIVE and keeps:
             return 0.0
         return repeated_flops(plan.arch, plan.data.sequence_length, recompute) * software.share
