@@ -25,6 +25,7 @@ OWNERSHIP = "layout/ownership.py"
 EXPERTS, BALANCING = "parallel/experts.py", "parallel/balancing.py"
 BLOCKS, HEADS, KERNELS = (f"parallel/context_{name}.py" for name in ("blocks", "heads", "kernels"))
 RECTANGLES, SEQUENCES = "layout/blocks.py", "plan/strategies/context.py"
+EXPERT_AXIS, DECLARED_EXPERTS = "parallel/expert_axis.py", "plan/strategies/expert.py"
 
 
 def runs(mesh: dict[str, int], micro: int = 1, sequences: int = 12, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -48,6 +49,8 @@ ROUTED_TP = runs(
     {"dp": 1, "tp": 2}, micro=4, model=MIXTRAL, moe={"auxiliary_loss": 0.5}, parallel={"sequence": False},
     precision=EXACT,
 )  # fmt: skip
+ROUTED_EP = runs({"dp": 2, "ep": 2}, sequences=12, model=MIXTRAL, moe={"auxiliary_loss": 0.5}, precision=EXACT)
+ROUTED_CP = runs({"dp": 1, "cp": 2}, micro=4, model=MIXTRAL, moe={"auxiliary_loss": 0.5}, precision=EXACT)
 BIASED = runs({"dp": 2}, micro=2, model=MIXTRAL, moe={"balance": "bias"}, precision=EXACT)
 MASKED = runs({"dp": 2}, micro=2, data={"documents": "masked"})
 CONTEXT = runs({"dp": 1, "cp": 4}, micro=4)
@@ -433,6 +436,39 @@ FAULTS = [
         "every tensor rank adds the whole of the loss terms", BALANCING,
         "1.0 / plan.degrees.tp)", "1.0)",
         ROUTED_TP, "layers.1.mlp.router.weight",
+    ),
+    Fault(
+        "rows that arrive are taken to stand by expert", EXPERT_AXIS,
+        "by_expert = [source * own + expert for expert in range(own) for source in range(self._ep)]",
+        "by_expert = list(range(len(came)))",
+        ROUTED_EP, "layers.0",
+    ),
+    Fault(
+        "outputs go back in the order of experts", EXPERT_AXIS,
+        "            y_RD = _ordered(y_RD, [came[run] for run in by_expert], _inverse(by_expert))\n", "",
+        ROUTED_EP, "layers.0",
+    ),
+    Fault(
+        "gradients of rows are put in order the wrong way round", EXPERT_AXIS,
+        "_reorder(g_RD, [ctx.sizes[run] for run in ctx.order], _inverse(ctx.order))",
+        "_reorder(g_RD, ctx.sizes, ctx.order)",
+        ROUTED_EP, "layers.1.mlp.experts.down",
+    ),
+    Fault(
+        "rows that were sent get no gradient", CONJUGATE,
+        "exchanged(g, ctx.received, ctx.sent, ctx.rows, ctx.group), None,",
+        "exchanged(g * 0, ctx.received, ctx.sent, ctx.rows, ctx.group), None,",
+        ROUTED_EP, "layers.1.mlp.experts.down",
+    ),
+    Fault(
+        "experts are summed over ranks that have others", DECLARED_EXPERTS,
+        "return GroupName.EXPERT if cuts(degrees, tensor) else GroupName.DENSE", "return GroupName.DENSE",
+        ROUTED_EP,
+    ),
+    Fault(
+        "shares of a term are of a rank's part of a sequence", EXPERTS,
+        "        mlp.whole = partial(all_reduce, group=group)\n", "        del mlp\n",
+        ROUTED_CP, "auxiliary loss", "factor", ledger=True,
     ),
     Fault(
         "each rank moves biases by its own tokens", BALANCING,

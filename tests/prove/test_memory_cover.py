@@ -42,7 +42,12 @@ SIZES: dict[str, tuple[int, int, dict[str, int]]] = {
 }
 """(sequences of a micro-batch, their length, fields of the model): gradients, states, activations, or the table and
 logits are the most."""
-OF_FAMILY = {"gpt2": {"kv_heads": 4, "max_positions": 96}, "mistral": {"sliding_window": 9}}
+OF_FAMILY = {
+    "gpt2": {"kv_heads": 4, "max_positions": 96},
+    "mistral": {"sliding_window": 9},
+    "mixtral": {"experts": 4, "experts_per_token": 2},
+    "qwen3_moe": {"experts": 8, "experts_per_token": 3, "expert_ffn": 48, "shared_experts": 1},
+}
 
 
 def plan_of(row: Row) -> Plan:
@@ -54,7 +59,7 @@ def plan_of(row: Row) -> Plan:
         m0_bytes(
             model=model | OF_FAMILY.get(row["family"], {}),
             data={"sequence_length": length, "documents": row["documents"]},
-            mesh={"dp": row["dp"], "tp": row["tp"], "pp": 1 + piped},
+            mesh={"dp": row["dp"], "tp": row["tp"], "pp": 1 + piped, "ep": row.get("ep", 1)},
             parallel={
                 "zero": row["zero"],
                 "schedule": row["pipe"] if piped else "1f1b",
@@ -64,7 +69,7 @@ def plan_of(row: Row) -> Plan:
                 "sequence": row["sequence"],
                 "asynchronous_tensor": row["ring"],
             },
-            batch={"global": micro * row["dp"] * row["accumulation"], "micro": micro},
+            batch={"global": micro * row["dp"] * row.get("ep", 1) * row["accumulation"], "micro": micro},
             precision={"compute": row["precision"]},
         )
     )
@@ -83,16 +88,39 @@ def legal(row: Row) -> bool:
     return True
 
 
+EXPERTS: dict[str, list[Any]] = {
+    "family": ["mixtral", "qwen3_moe"],
+    "tied": [False],
+    "dropout": [0.0, 0.25],
+    "precision": ["float32", "bfloat16", "float64"],
+    "recompute": ["none", "full"],
+    "accumulation": [3, 1],
+    "zero": [0, 1, 2, 3],
+    "pipe": ["none", "1f1b", "zb-h1", "zb-v"],
+    "tp": [1, 2],
+    "sequence": [True, False],
+    "ring": [False],
+    "dp": [2, 1],
+    "ep": [2, 4, 1],
+    "offload": ["none", "optimizer", "params"],
+    "documents": ["packed", "masked"],
+    "size": ["tiny", "wide", "long", "vocabulary"],
+}
+"""The same of models with experts, on an expert axis of each size."""
+
+
 @pytest.mark.prove
+@pytest.mark.parametrize("axes", [AXES, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore:parallel.asynchronous_tensor gains nothing on CPUs")
-def test_the_predicted_peak_is_the_allocators() -> None:
+def test_the_predicted_peak_is_the_allocators(axes: dict[str, list[Any]]) -> None:
     ratios: dict[str, float] = {}
-    for row in pairwise(AXES, legal):
+    for row in pairwise(axes, legal):
         plan = plan_of(row)
         for rank in {0, plan.degrees.ranks - 1}:
             dry = dry_run(plan, rank)
             assert dry.states_equal, row
+            assert dry.traffic_equal, row
             ratios[f"rank {rank} of {row}"] = dry.peak_ratio
     off = {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > TOLERANCE}
     near = sum(abs(ratio - 1) <= AIM for ratio in ratios.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,12 +21,13 @@ from meshwright.price.folded import steady
 TOLERANCE = 0.005
 DRAWS, MOST_ACTIONS = 24, 120
 ROUTED = ("mixtral", "qwen3_moe")
+FAMILIES = ("llama", "gpt2", "qwen3", "mistral", *ROUTED)
 
 
-def drawn(draw: random.Random) -> list[str]:
-    """The words of one run."""
+def drawn(draw: random.Random, families: Sequence[str] = FAMILIES) -> list[str]:
+    """The words of one run; of families with experts alone, on an expert axis too."""
     one = draw.choice
-    family, pp, tp, dp = one(["llama", "gpt2", "qwen3", "mistral", *ROUTED]), one([1, 2, 3, 4]), one([1, 2, 4, 8]), 2
+    family, pp, tp, dp = one(families), one([1, 2, 3, 4]), one([1, 2, 4, 8]), 2
     schedule = one(["1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"]) if pp > 1 else "1f1b"
     chunks = {"interleaved": 2, "zb-v": 2}.get(schedule, 1)
     micro, sequence, hidden = one([1, 2, 4]), one([1024, 2048, 4096, 8192]), one([1024, 2048, 4096])
@@ -48,14 +50,17 @@ def drawn(draw: random.Random) -> list[str]:
         values |= {"model.experts": 8, "model.experts_per_token": one([1, 2, 4]), "model.shared_experts": one([0, 1])}
     if family == "qwen3_moe":
         values["model.expert_ffn"] = hidden // 2
+    if families is ROUTED:
+        values["mesh.ep"] = one([2, 4, 8])
+        values["batch.global"] *= values["mesh.ep"]
     return [f"{name}={value}" for name, value in values.items()]
 
 
-def plans(seed: int) -> list[tuple[list[str], Plan]]:
+def plans(seed: int, families: Sequence[str]) -> list[tuple[list[str], Plan]]:
     """As many that run, and are dry-run in seconds."""
     draw, found = random.Random(seed), []
     while len(found) < DRAWS:
-        words = drawn(draw)
+        words = drawn(draw, families)
         try:
             run = load_run(None, words)
             plan = steady(resolve(run, arch_from_model(run.model)))
@@ -69,9 +74,10 @@ def plans(seed: int) -> list[tuple[list[str], Plan]]:
 
 @pytest.mark.prove
 @pytest.mark.timeout(1800)
-def test_a_drawn_layout_takes_what_was_foretold() -> None:
+@pytest.mark.parametrize("families", [FAMILIES, ROUTED], ids=["all", "experts on several ranks"])
+def test_a_drawn_layout_takes_what_was_foretold(families: Sequence[str]) -> None:
     ratios: dict[str, float] = {}
-    for words, plan in plans(seed=10):
+    for words, plan in plans(10, families):
         for rank in sorted({0, plan.degrees.ranks - 1}):
             dry = dry_run(plan, rank, transport=Transport.NCCL)
             assert dry.states_equal, words

@@ -23,11 +23,14 @@ _READ = ("query", "key", "value", "unrotated", "mask", "log_sum_exp", "core")  #
 class Moments:
     """Bytes beyond graph and cotangent, at their most: before the flat gradient is written first, and after.
 
+    Experts on an axis of their own have another flat gradient than the rest of their block: `between` the first writes
+    of the two, of which theirs is the first but where some experts are shared.
     `of_autograd`: what is there after are gradients that autograd made, and each goes when its bucket has taken it.
     """
 
     before: int
     after: int
+    between: int = 0
     of_autograd: bool = False
 
 
@@ -39,7 +42,6 @@ class BlockBackward(BlockTape):
     ) -> None:
         super().__init__(arch, unit, setting, compute)
         self._split = split
-        self._again = self._selective and not setting.gathers  # norms' outputs are made again for their products
         self._of_product = compute.num_bytes if widened and not split else 0
 
     @property
@@ -50,9 +52,9 @@ class BlockBackward(BlockTape):
     def moments(self) -> Moments:
         """The fullest moments of a backward."""
         arrived = self._arrive("mlp_dropout")
-        before = self._feed_back(arrived) if self._experts is None else self._route_back(arrived)
+        before, between = (self._feed_back(arrived), 0) if self._experts is None else self._route_back(arrived)
         self._attend_back(self._arrive("attention_dropout"))
-        return Moments(before, self._tape.peak)
+        return Moments(before, self._tape.peak, between)
 
     def _arrive(self, dropout: str) -> int:
         """The cotangent of a branch, and of all tokens; bytes of it beside the stream's own gradient."""
@@ -121,8 +123,8 @@ class BlockBackward(BlockTape):
             self._give_back(path + "gate")
         self._give_back(path + "up")
 
-    def _route_back(self, arrived: int) -> int:
-        """The same of experts, the shared ones first."""
+    def _route_back(self, arrived: int) -> tuple[int, int]:
+        """The same of experts, the shared ones first; and the most between the writes of two flat gradients."""
         tape, factors, matrix = self._tape, 2 if self._arch.gated else 1, self._arch.hidden * self._ffn
         before = self._shared_back(matrix, factors)
         tape.come(self._rows)
@@ -133,8 +135,11 @@ class BlockBackward(BlockTape):
             tape.come(self._here)
             tape.go(self._rows)
             tape.flash(self._here)  # in order of the experts
+        between = 0
         if not self._beside:
             before = tape.begin_anew()
+        elif self._travels:
+            between = tape.begin_anew()
         self._product(matrix)
         tape.come(self._wide)
         self._spend(self._here)
@@ -152,10 +157,10 @@ class BlockBackward(BlockTape):
         if self._beside:
             tape.flash(self._whole)
             tape.go(self._whole)
-        self._router_back()
+        between = max(between, self._router_back())
         self._norm_back("mlp_norm.")
         tape.flash(self._part)
-        return before
+        return before, between
 
     def _shared_back(self, matrix: int, factors: int) -> int:
         """Of shared experts, if there are any; the most before the flat gradient is written."""
@@ -171,10 +176,13 @@ class BlockBackward(BlockTape):
         self._spend(factors * self._beside)
         return before
 
-    def _router_back(self) -> None:
-        """The gradient of what was routed, from the router too, to the ranks that hold its tokens."""
-        tape, raised = self._tape, self._raised_whole
+    def _router_back(self) -> int:
+        """The gradient of what was routed, from the router too, to the ranks that hold its tokens; the most before the
+        router's is written, if experts have another flat gradient and nothing else of this one was written before."""
+        tape, raised, between = self._tape, self._raised_whole, 0
         tape.come(raised, self._chances)
+        if self._travels and not self._beside:
+            between = tape.begin_anew()
         self._spend(raised, self._chances)
         tape.come(raised, self._whole)
         tape.go(raised)
@@ -189,6 +197,7 @@ class BlockBackward(BlockTape):
             tape.go(self._arriving, self._whole)
         elif self._setting.ways > 1:
             tape.flash(self._whole)
+        return between
 
     def _attend_back(self, arrived: int) -> None:
         """Of attention, its norm and the sum with the stream."""
@@ -257,7 +266,7 @@ class BlockBackward(BlockTape):
     def _columns_back(self, norm: str, factors: int, products: list[int]) -> None:
         """The products that read one norm's output: its gradient comes to be, and theirs, `factors`, are used up."""
         tape, setting = self._tape, self._setting
-        if self._again:
+        if self._again(norm):
             tape.come(self._raised, self._part)
             tape.go(self._raised)
         if setting.rings:
@@ -272,7 +281,7 @@ class BlockBackward(BlockTape):
             tape.go(self._arriving, self._whole)
         elif setting.ways == 1:
             tape.come(self._whole)
-        if not self._again:
+        if not self._again(norm):
             self._spend(factors)
             self._spend_kept(norm + "output")
 
@@ -281,8 +290,13 @@ class BlockBackward(BlockTape):
         self._tape.come(3 * self._raised, self._part)
         self._tape.go(3 * self._raised, self._part)
         self._give_back(norm)
-        if self._again:
+        if self._again(norm):
             self._spend(factors, self._part)
+
+    def _again(self, norm: str) -> bool:
+        """Whether a norm's output is made again for its products."""
+        selective = self._selective if norm == "mlp_norm." else self._setting.selective
+        return selective and not self._setting.gathers
 
     def _product(self, elements: int) -> None:
         self._tape.flash(elements * self._of_product)

@@ -13,11 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshwright.arch.activations import Crossing
 from meshwright.arch.tape import Tape
 
 __all__ = ["CoreTape"]
+
+
+_ALIKE = 3  # steps of a ring one after another: the first, any, the last
+
+
+class _Step(NamedTuple):
+    """A block of others: whether it is the first or the last that is met, and whether all queries see keys of it."""
+
+    first: bool
+    last: bool
+    all_queries: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +112,14 @@ class CoreTape:
     def _meet(self) -> None:
         """Outputs of all blocks, merged."""
         tape, block, rings = self.tape, 2 * self.met, not self.crossing.gathered
-        last = self.crossing.ring - 1
         tape.come(block * rings, self.mask, self.query, self.scores)
         tape.go(self.mask)
         if self.raised:
             tape.come(self.raised)
             tape.go(self.query)
-        for step in range(1, last + 1):
-            tape.come(block * (rings and step < last))
-            rows = 1 if self._all_queries(step) else 2
+        for step in self._steps():
+            tape.come(block * (rings and not step.last))
+            rows = 1 if step.all_queries else 2
             other, sums = self.query // rows, self.scores // rows
             tape.come(self.mask, other, sums)
             tape.go(self.mask)
@@ -121,7 +132,7 @@ class CoreTape:
 
     def _meet_again(self) -> None:
         """Gradients of queries, added up, and of all keys and values, each block's where it belongs."""
-        tape, block, rings, last = self.tape, 2 * self.met, not self.crossing.gathered, self.crossing.ring - 1
+        tape, block, rings = self.tape, 2 * self.met, not self.crossing.gathered
         own = block if rings else block * self.crossing.ring
         tape.come(self.scores, own, block * rings)
         tape.come(self.mask, self.query, block, self.tiles)
@@ -130,22 +141,25 @@ class CoreTape:
             tape.come(self.raised)
             tape.go(self.query)
         tape.go(block)
-        for step in range(1, last + 1):
-            tape.come(block * (rings and step < last))
-            every = self._all_queries(step)
+        for step in self._steps():
+            tape.come(block * (rings and not step.last))
+            every = step.all_queries
             rows, keys = 1 if every else 2, 1 if self.mask or not every else 2
             of_query, of_keys, sums = self.query // rows, block // keys, 0 if every else self.scores // rows
             tape.come(self.mask, sums, of_query, of_keys, self.tiles)
             tape.go(self.mask, sums, self.tiles, of_query)
             if rings:
-                tape.go(block * (step > 1))  # it has left
-                tape.come(block * (step == 1), block)
+                tape.go(block * (not step.first))  # it has left
+                tape.come(block * step.first, block)
             tape.go(of_keys, block * rings)
         if self.raised:
             tape.come(self.query)
             tape.go(self.raised)
         tape.go(self.scores, 2 * block * rings)
 
-    def _all_queries(self, step: int) -> bool:
-        """Whether all queries see keys of the block that is met at a step."""
-        return self.mask > 0 or step <= self.crossing.place
+    def _steps(self) -> list[_Step]:
+        """The blocks of others in the order in which they are met, those of earlier parts first: of runs that are alike
+        as many as tell."""
+        earlier = self.crossing.place
+        met = [True] * min(earlier, _ALIKE) + [self.mask > 0] * min(self.crossing.ring - 1 - earlier, _ALIKE)
+        return [_Step(index == 0, index == len(met) - 1, every) for index, every in enumerate(met)]

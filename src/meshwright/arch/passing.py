@@ -93,7 +93,7 @@ def split_passing(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> in
             return 0
         case UnitKind.BLOCK:
             moments = BlockBackward(arch, unit, setting, compute, split=True).moments()
-            return max(moments.before, moments.after)
+            return max(moments.before, moments.between, moments.after)
         case UnitKind.HEAD:
             at_norm = _of_last_norm(arch, setting, compute)
             if setting.ways > 1:

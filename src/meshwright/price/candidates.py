@@ -209,7 +209,7 @@ def trained_bytes(space: Space, points: Layouts, asked: npt.NDArray[np.bool_]) -
     """What `meshwright train` reserves for those `asked` for, in closed form; 0 where it does not run a layout."""
     found = np.zeros(len(points))
     if space.program is not None:
-        some = np.flatnonzero(asked & (points.cp == 1) & (points.ep == 1))
+        some = np.flatnonzero(asked)
         mine = points.part(some)
         if len(mine):
             found[some] = memories(space.program, mine, weights(space.program, mine)).reserved

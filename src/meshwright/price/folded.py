@@ -22,7 +22,7 @@ from meshwright.price.cluster import Cluster
 
 __all__ = ["StageBytes", "folded", "fullest_moment", "may_be_fullest", "steady", "transport_of"]
 
-_ROUNDS = 4  # micro-batches a stage: interleaved ones keep up to two when full, and as many come and go
+_ROUNDS = 3  # micro-batches a stage: interleaved ones keep up to two when full, and as many come and go
 
 
 class StageBytes(NamedTuple):

@@ -175,9 +175,7 @@ def _stage(
     out["activations"] = _activations(target, layouts, tokens, blocks, flight, each)
     out["logits"] = outer_last * _logits(target, layouts, tokens, flight)
     if program is not None:
-        alone = (layouts.cp == 1) & (layouts.ep == 1)
-        out["activations"] = np.where(alone, program[0], out["activations"])
-        out["logits"] = np.where(alone, program[1], out["logits"])
+        out["activations"], out["logits"] = program
     summed = out["gradients"]
     if target.is_literal:
         out["gradients"] = _appearing(target, layouts, out, flight, largest)

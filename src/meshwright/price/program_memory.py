@@ -22,15 +22,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.arch.activations import Setting
+from meshwright.arch.activations import Crossing, Setting
 from meshwright.arch.arch import Arch
 from meshwright.arch.passing import Gradients, backward_passing, forward_passing, split_passing, stash_bytes
-from meshwright.config.choices import Dtype, Recompute, Schedule
+from meshwright.config.choices import Context, Dtype, Recompute, Schedule
+from meshwright.layout.axes import Degrees
 from meshwright.plan.category import Category
 from meshwright.plan.folds.memory import graph_sizes, narrowed, rows_bytes
+from meshwright.plan.plan import ContextSplit
 from meshwright.plan.schedules import SCHEDULES as FUNCTIONS
 from meshwright.plan.schedules import Work
-from meshwright.price.layouts import RECOMPUTES, SCHEDULES, Array, Layouts
+from meshwright.plan.strategies.context import ulysses_ways
+from meshwright.price.layouts import CONTEXTS, RECOMPUTES, SCHEDULES, Array, Layouts
 from meshwright.price.target import Target
 
 __all__ = ["Crest", "Held", "crests", "program_activations"]
@@ -59,7 +62,10 @@ class _UnitBytes(NamedTuple):
 Held = tuple[Array, Array]
 """Bytes of activations and, apart from them, of logits."""
 
-_DECIDE = ("micro", "tp", "sequence", "recompute", "schedule", "pp", "chunks", "first", "most", "last")
+_DECIDE = (
+    "micro", "tp", "sequence", "recompute", "schedule", "pp", "chunks", "first", "most", "last", "cp", "context",
+    "inner_context",
+)  # fmt: skip
 
 Crest = tuple[int, int, int, int, int, int]
 """Graphs of all chunks of a stage together, of its first and of its last chunk; then factors likewise."""
@@ -71,7 +77,7 @@ def program_activations(target: Target, layouts: Layouts) -> tuple[Held, Held, H
     Layouts that differ only in what nothing of this depends on, as ZeRO's stage, are counted once.
     """
     columns: list[Array] = [getattr(layouts, name) for name in _DECIDE]
-    _, first, which = _distinct(*columns, _telling(layouts))
+    _, first, which = _distinct(*columns, (layouts.ep > 1) * 1.0, _telling(layouts))
     some = layouts.part(first)
     units = _UnitBytes(*_units_of(target, some).T)
     held = (_on_stage(some, units, stage) for stage in range(3))
@@ -106,7 +112,10 @@ def _units_of(target: Target, layouts: Layouts) -> Array:
         layouts.pp > 1
     )
     selective = layouts.recompute == RECOMPUTES.index(Recompute.SELECTIVE)
-    kinds, _, which = _distinct(layouts.micro, layouts.tp, layouts.sequence, selective * 1.0, split * 1.0)
+    kinds, _, which = _distinct(
+        layouts.micro, layouts.tp, layouts.sequence, selective * 1.0, split * 1.0, layouts.cp, layouts.context,
+        layouts.inner_context, (layouts.ep > 1) * 1.0,
+    )  # fmt: skip
     dtype = Dtype.BFLOAT16 if target.stored == 2 else target.precision.compute
     model = target.arch, dtype, target.precision.reduce, target.sequence, target.direct
     return np.array([_unit_bytes(*model, *map(int, kind)) for kind in kinds], dtype=np.float64)[which]
@@ -149,44 +158,73 @@ def _distinct(*columns: npt.NDArray[Any]) -> tuple[Array, npt.NDArray[np.intp], 
     return table[first], first, which.reshape(-1)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def _unit_bytes(
     arch: Arch, compute: Dtype, reduce: Dtype, sequence: int, direct: int, micro: int, tp: int, gathers: int,
-    selective: int, split: int,
+    selective: int, split: int, cp: int, context: int, inner: int, routes: int,
 ) -> _UnitBytes:  # fmt: skip
-    setting = Setting(micro, sequence, False, True, bool(selective), bool(gathers), tp, direct=bool(direct))
-    own = narrowed(arch, tp)
-    gradients = Gradients(True, reduce.num_bytes, 0)
-
-    def graph(unit: int) -> int:
-        return sum(graph_sizes(own, unit, setting, compute).values())
-
-    def passing(unit: int) -> int:
-        forward = forward_passing(own, unit, setting, compute, in_place=True)
-        if split:
-            return max(forward, split_passing(own, unit, setting, compute))
-        moments = backward_passing(own, unit, setting, compute, gradients)
-        return max(forward, moments.before, moments.after)
-
-    def factors(unit: int) -> int:
-        return stash_bytes(own, unit, setting, compute) if split else 0
-
-    blocks, head = _kinds(arch), arch.head_unit
+    """`context`: index into CONTEXTS; `routes`: experts are on several ranks."""
+    sequence //= cp
+    setting = Setting(
+        micro, sequence, False, True, bool(selective), bool(gathers), tp, direct=bool(direct),
+        arriving=micro * sequence * arch.experts.active if routes and arch.experts is not None else None,
+        crossing=_crossing(cp, ContextSplit(CONTEXTS[context], inner)) if cp > 1 else None,
+    )  # fmt: skip
+    outer = _outer_bytes(arch, compute, reduce, micro * sequence, direct, tp, gathers, split)
+    blocks = [(_one(arch, unit, setting, compute, reduce, split), count) for unit, count in _kinds(arch)]
     return _UnitBytes(
-        block=sum(graph(unit) * count for unit, count in blocks) // arch.layers,
-        embedding=graph(0),
-        head=graph(head),
-        block_factors=sum(factors(unit) * count for unit, count in blocks) // arch.layers,
-        embedding_factors=factors(0),
-        head_factors=factors(head),
-        block_passing=max(passing(unit) for unit, _ in blocks),
-        head_passing=passing(head),
-        logits=graph_sizes(own, head, setting, compute)[Category.LOGITS],
+        block=sum(each.graph * count for each, count in blocks) // arch.layers,
+        embedding=outer[0].graph,
+        head=outer[1].graph,
+        block_factors=sum(each.factors * count for each, count in blocks) // arch.layers,
+        embedding_factors=outer[0].factors,
+        head_factors=outer[1].factors,
+        block_passing=max(each.passing for each, _ in blocks),
+        head_passing=outer[1].passing,
+        logits=outer[1].logits,
         rows=rows_bytes(arch, setting, compute),
         entering=micro * sequence * arch.hidden * compute.num_bytes // (tp if gathers else 1),
     )
 
 
+class _One(NamedTuple):
+    """Bytes of one unit: its graph, the logits of it, factors of a split backward, its fullest moment."""
+
+    graph: int
+    logits: int
+    factors: int
+    passing: int
+
+
+@lru_cache(maxsize=16384)
+def _outer_bytes(
+    arch: Arch, compute: Dtype, reduce: Dtype, tokens: int, direct: int, tp: int, gathers: int, split: int
+) -> tuple[_One, _One]:
+    """The embedding and the head, which nothing of attention concerns."""
+    setting = Setting(1, tokens, fused_norms=True, gathers=bool(gathers), ways=tp, direct=bool(direct))
+    embedding, head = (_one(arch, unit, setting, compute, reduce, split) for unit in (0, arch.head_unit))
+    return embedding, head
+
+
+def _one(arch: Arch, unit: int, setting: Setting, compute: Dtype, reduce: Dtype, split: int) -> _One:
+    own = narrowed(arch, setting.ways)
+    sizes = graph_sizes(own, unit, setting, compute)
+    forward = forward_passing(own, unit, setting, compute, in_place=True)
+    if split:
+        passing, factors = split_passing(own, unit, setting, compute), stash_bytes(own, unit, setting, compute)
+    else:
+        moments = backward_passing(own, unit, setting, compute, Gradients(True, reduce.num_bytes, 0))
+        passing, factors = max(moments.before, moments.after), 0
+    return _One(sum(sizes.values()), sizes[Category.LOGITS], factors, max(forward, passing))
+
+
+def _crossing(cp: int, split: ContextSplit) -> Crossing:
+    """Of the last part of a sequence: all its queries see keys of every other."""
+    ulysses = ulysses_ways(Degrees(cp=cp), split)
+    return Crossing(cp // ulysses, ulysses, split.kind is Context.ALLGATHER, cp // ulysses - 1)
+
+
+@lru_cache(maxsize=64)
 def _kinds(arch: Arch) -> list[tuple[int, int]]:
     """Blocks that are alike, routed or dense, with a window or without: the first of them, and how many."""
     counts: dict[tuple[bool, int], list[int]] = {}

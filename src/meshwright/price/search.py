@@ -39,13 +39,13 @@ from meshwright.price.candidates import (
     least_bytes,
     offloads,
     points_of,
-    trained_bytes,
 )
 from meshwright.price.catalogue import cluster_of
 from meshwright.price.cluster import Cluster
+from meshwright.price.holdings import NEAR, Holdings
 from meshwright.price.layouts import OFFLOADS, Array
 from meshwright.price.legal import Mesh, Refusal, Space
-from meshwright.price.memory import memories, reserved_bytes
+from meshwright.price.memory import reserved_bytes
 from meshwright.price.nothing import nothing_fits, nothing_legal
 from meshwright.price.price import Price
 from meshwright.price.ranking import By, Ranking, Row, unbeaten, with_keys
@@ -57,7 +57,6 @@ from meshwright.price.weights import weights
 
 BUDGET = 2_500_000
 _BLOCK = 16_384
-_NEAR = 1.07  # of the device: within that the closed form of the program is of its fold, which decides on what is shown
 _SPARE = 3  # how many more layouts than asked for are priced again as runs
 _TRIES = 20  # how often as many, where the program's fold says that they do not fit
 
@@ -157,7 +156,7 @@ def _price(
     space: Space, groups: list[Group], by: By, top: int, budget: int
 ) -> tuple[_Found, dict[Mesh, tuple[int, float]]]:
     """Price groups, the most promising first; with the layouts that did not fit, by mesh, and the least they need."""
-    found = _Found()
+    found, holdings = _Found(), Holdings(space)
     best: np.ndarray = np.full(top * _SPARE, np.inf)
     overfull: dict[Mesh, tuple[int, float]] = {}
     least_rate = min(space.rates.values(), default=1.0)  # a bound of seconds is still one at the least rate
@@ -173,7 +172,7 @@ def _price(
             if by is not By.MEMORY:
                 worth = worth[group.bound * least_rate <= best[-1]]
         for inside, outside in _blocks(group, worth, space):
-            reached, failed, least = _price_block(space, group, int(number), inside, outside, found)
+            reached, failed, least = _price_block(space, group, int(number), inside, outside, holdings, found)
             value = reached["bytes" if by is By.MEMORY else "step"]
             best = np.sort(np.concatenate([best, value]))[: len(best)] if len(value) else best
             count, low = overfull.get(group.mesh, (0, np.inf))
@@ -192,39 +191,35 @@ def _blocks(group: Group, worth: np.ndarray, space: Space) -> Iterator[tuple[np.
 
 
 def _price_block(
-    space: Space, group: Group, number: int, inside: np.ndarray, outside: np.ndarray, found: _Found
+    space: Space, group: Group, number: int, inside: np.ndarray, outside: np.ndarray, holdings: Holdings, found: _Found
 ) -> tuple[dict[str, np.ndarray], int, float]:
     """Price some layouts; returns those that fit, how many do not, and the least bytes of all."""
     asked = OFFLOADS.index(Offload(space.fixed.get("parallel.offload", Offload.NONE)))
-    points = points_of(space, group, inside, outside, asked)
-    memory = memories(space.target, points, weights(space.target, points))
-    room = space.target.cluster.device.memory_bytes
-    near = room * (_NEAR if space.target.is_literal else 1)
-    trained = trained_bytes(space, points, memory.reserved <= near)
-    fits = (memory.reserved <= near) & (trained <= room * _NEAR)
-    surely = (memory.reserved <= room) & (trained <= room)
-    found.priced += len(points)
+    room, held = space.target.cluster.device.memory_bytes, holdings.of(group, inside, outside, asked)
+    fits = (held.reserved <= holdings.near) & (held.trained <= room * NEAR)
+    surely = (held.reserved <= room) & (held.trained <= room)
+    found.priced += len(inside)
     failed = int((~fits).sum())
-    kept = [_reached(space, group, number, inside[fits], outside[fits], asked, memory.reserved[fits])]
+    kept = [_reached(space, group, number, inside[fits], outside[fits], asked, held.reserved[fits])]
     if "parallel.offload" not in space.fixed and not surely.all():
-        for kind, away in ((Offload.OPTIMIZER, memory.optimizer + memory.master), (Offload.PARAMS, memory.parameters)):
-            able = ~surely & (away > 0) & (reserved_bytes(space.target, memory.peak - away) <= room)
-            able &= offloads(kind, points.zero, points.reshard)
+        zero, reshard = (group.outside[name][outside] for name in ("zero", "reshard"))
+        for kind, away in ((Offload.OPTIMIZER, held.optimizer), (Offload.PARAMS, held.parameters)):
+            able = ~surely & (away > 0) & (reserved_bytes(space.target, held.peak - away) <= room)
+            able &= offloads(kind, zero, reshard)
             if not able.any():
                 continue
             index = OFFLOADS.index(kind)
-            moved = points_of(space, group, inside[able], outside[able], index)
-            there = memories(space.target, moved, weights(space.target, moved)).reserved
-            good = there <= near
-            good &= trained_bytes(space, moved, good) <= room * _NEAR
-            found.priced += len(moved)
-            found.moved += len(moved)
+            there = holdings.of(group, inside[able], outside[able], index)
+            good = (there.reserved <= holdings.near) & (there.trained <= room * NEAR)
+            found.priced += len(good)
+            found.moved += len(good)
             failed += int((~good).sum())
             if good.any():
-                kept.append(_reached(space, group, number, inside[able][good], outside[able][good], index, there[good]))
+                moved = inside[able][good], outside[able][good]
+                kept.append(_reached(space, group, number, *moved, index, there.reserved[good]))
     reached = {name: np.concatenate([each[name] for each in kept]) for name in kept[0]}
     found.add(**reached)
-    return reached, failed, float(memory.reserved.min())
+    return reached, failed, float(held.reserved.min())
 
 
 def _reached(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.comm.conjugate import copied, gathered, scattered, scattered_beside, summed
+from meshwright.comm.conjugate import copied, exchanged, gathered, scattered, scattered_beside, summed
 from meshwright.comm.mesh import Mesh
 from meshwright.comm.registry import registered
 from meshwright.layout.groups import GroupName
@@ -119,3 +119,40 @@ def beside(rank: int, compiled: bool) -> None:
 
 def test_what_is_whole_joins_a_scatter_once() -> None:
     run_cases(beside, 2, [False, True])
+
+
+SENT = ((1, 3), (0, 2))
+"""Rows that each of two ranks sends to each, of five and three that it has; the rank at 0 makes room for two."""
+HELD, ROOM = (5, 3), (2, 5)
+
+
+def travels(rank: int, compiled: bool) -> None:
+    """Runs of rows go and their gradients come back; what was not sent has none, what did not come is zero."""
+    mesh = Mesh(ep=2).start()
+    with registered({"ep": mesh.communicator(GroupName.EP)}):
+        xs = [numbered(rows, 2, start=1 + 20 * r).double() for r, rows in enumerate(HELD)]
+        gs = [numbered(rows, 2, start=100 + 20 * r).double() for r, rows in enumerate(ROOM)]
+        received = [row[rank] for row in SENT]
+
+        def function(x: Tensor) -> Tensor:
+            return exchanged(x, list(SENT[rank]), received, ROOM[rank], "ep") * 2
+
+        run = torch.compile(function, backend="aot_eager", fullgraph=True) if compiled else function
+        x = xs[rank].clone().requires_grad_()
+        y = run(x)
+        y.backward(gs[rank])
+        came = torch.cat([x.split([*sent, len(x) - sum(sent)])[rank] for x, sent in zip(xs, SENT, strict=True)])
+        check_equal(y.detach(), 2 * torch.cat((came, came.new_zeros(ROOM[rank] - len(came), 2))), "forward")
+        first = [sum(row[r] for row in SENT[:rank]) for r in range(2)]  # rows of ranks before it at each place
+        back = [gs[r][first[r] : first[r] + SENT[rank][r]] for r in range(2)]
+        assert x.grad is not None
+        unsent = x.grad.new_zeros(HELD[rank] - sum(SENT[rank]), 2)
+        check_equal(x.grad, 2 * torch.cat((*back, unsent)), "backward")
+        (row,) = mesh.ledger.rows
+        assert (row.calls, row.payload_bytes) == (2, 16 * (sum(SENT[rank]) + sum(received)))
+        assert row.wire_bytes == 16 * (SENT[rank][1 - rank] + received[1 - rank])
+    mesh.close()
+
+
+def test_rows_travel_and_their_gradients_come_back() -> None:
+    run_cases(travels, 2, [False, True])

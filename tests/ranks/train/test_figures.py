@@ -151,3 +151,22 @@ class Counting(TorchDispatchMode):
         elif packet in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
             self.products += 2 * out.numel() * args[-1].shape[-2]
         return out
+
+
+def test_a_step_is_accounted_by_the_rows_that_its_routers_chose(tmp_path: Path) -> None:
+    """With even loads 64 rows of each micro-batch would go, and as many come: a router does otherwise."""
+    model = {"family": "mixtral", "ffn": 64, "experts": 4, "experts_per_token": 2}
+    once = {"steps": 1, "eval_every": 0}
+    job = tiny_job(tmp_path, 2, mesh={"dp": 1, "ep": 2}, model=model, train=once, track={"strict": True})
+    run(trained, 2, job)
+    told = json.loads((job.folder / "ledger.json").read_text())
+    assert (told["traffic_equal"], told["states_equal"], told["peak_near"]) == (True, True, True)
+    said, seen = ({(each["group"], each["operation"], each["phase"]): each for each in told[side]["traffic"]}
+                  for side in ("predicted", "measured"))  # fmt: skip
+    assert said == seen
+    exchange = seen["ep", "all_to_all", "forward"]
+    even = 4 * 2 * (4 * 8 + 2 * 64 * 64 * 8)  # micro-batches, blocks; loads, rows there and back
+    assert exchange["calls"] == 4 * 2 * 3
+    assert exchange["payload_bytes"] != even
+    assert exchange["payload_bytes"] == pytest.approx(even, rel=0.3)
+    assert exchange["wire_bytes"] != exchange["sent_bytes"]

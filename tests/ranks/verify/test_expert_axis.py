@@ -33,6 +33,9 @@ def few_layers(moe: Moe) -> Sequence[Rung]:
         rung(moe, ep=2, dp=2, micro=1, zero=1, recompute=FULL),
         rung(moe, ep=2, dp=2, micro=1, zero=2, offload=HOST),
         rung(moe, ep=2, dp=2, micro=3, zero=3, within=2),
+        rung(moe, ep=2, cp=2),
+        rung(moe, ep=2, cp=2, zero=3, within=2, recompute=FULL),
+        rung(moe, cp=2, dp=2, micro=1, zero=2),
         rung(moe, ep=2, tp=2),
         rung(moe, ep=2, tp=2, sequence=True, zero=3),
         rung(moe, ep=2, tp=2, sequence=True, zero=2, recompute=FULL),
@@ -51,14 +54,15 @@ def many_ranks(moe: Moe) -> Sequence[Rung]:
         rung(moe, **four, tp=2, sequence=True, schedule=Schedule.ZB_H1, zero=1),
         rung(moe, **four, dp=2, micro=1, schedule=Schedule.ONE_F_ONE_B, zero=3, within=2, recompute=FULL),
         rung(moe, **four, dp=2, micro=1, schedule=Schedule.ZB_V, chunks=2, zero=2),
+        rung(moe, ep=2, cp=2, tp=2, sequence=True, zero=2),
     )
 
 
 @pytest.mark.timeout(170)
 def test_experts_on_several_ranks(tmp_path: Path) -> None:
     rungs = {
-        "terms": [few_layers(TERMS)[2], few_layers(TERMS)[7]],
-        "bias": [few_layers(BIAS)[9]],
+        "terms": [few_layers(TERMS)[2], few_layers(TERMS)[10]],
+        "bias": [few_layers(BIAS)[12], few_layers(BIAS)[8]],
         "terms, four layers": [pipes(TERMS)[5]],
         "shared": [rung(TERMS, experts=SHARED, ep=2, dp=2, micro=1, zero=2, offload=HOST)],
     }
@@ -76,6 +80,7 @@ def test_experts_on_several_ranks_of_all_layouts(tmp_path: Path, moe: Moe) -> No
             rung(moe, experts=SHARED, ep=4, micro=1, zero=2),
             rung(moe, experts=SHARED, ep=2, tp=2, sequence=True, recompute=FULL),
             rung(moe, experts=SHARED, ep=2, pp=2, schedule=Schedule.ZB_H1, zero=1),
+            rung(moe, experts=SHARED, ep=2, cp=2, zero=2),
         ],
     }
     check(rungs, tmp_path, timeout=580)
@@ -85,4 +90,5 @@ def test_experts_on_several_ranks_of_all_layouts(tmp_path: Path, moe: Moe) -> No
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("moe", [TERMS, BIAS], ids=["terms", "bias"])
 def test_experts_beside_two_more_axes(tmp_path: Path, moe: Moe) -> None:
-    check({"four layers": many_ranks(moe)}, tmp_path, timeout=580, ranks=8)
+    *pipelines, of_two_layers = many_ranks(moe)
+    check({"four layers": pipelines, "two layers": [of_two_layers]}, tmp_path, timeout=580, ranks=8)

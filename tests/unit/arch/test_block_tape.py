@@ -33,7 +33,8 @@ AXES = [(1, False, False), (2, False, False), (2, True, False), (2, True, True)]
 
 
 CROSSINGS = [
-    None, Crossing(2, 1), Crossing(4, 1, place=2), Crossing(2, 1, True, 1), Crossing(1, 2), Crossing(1, 4), Crossing(2, 2),
+    None, Crossing(2, 1), Crossing(4, 1, place=2), Crossing(2, 1, True, 1), Crossing(1, 2), Crossing(1, 4),
+    Crossing(2, 2),
 ]  # fmt: skip
 
 
@@ -47,10 +48,10 @@ def test_what_comes_goes(family: str, ways: tuple[int, bool, bool], crossing: Cr
     ):
         words = [f"model.{each}" for each in (*SIZES, *FAMILIES[family], f"dropout={dropout}")]
         arch = narrowed(arch_from_model(load_run(None, [*words, "data.sequence_length=64"]).model), tp)
-        if selective and arch.experts is not None:
-            continue
         arriving = ARRIVING[dropout > 0][masked] if arch.experts is not None else None
-        setting = Setting(2, 64, masked, True, selective, gathers, tp, rings, direct, arriving=arriving, crossing=crossing)
+        setting = Setting(
+            2, 64, masked, True, selective, gathers, tp, rings, direct, arriving=arriving, crossing=crossing
+        )
         kept = kept_bytes(arch, 1, setting, dtype)
         made, stream = sum(kept.values()) - kept["input"], 128 * 160 * dtype.num_bytes // (tp if gathers else 1)
 

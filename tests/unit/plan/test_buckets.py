@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.arch.arch import Experts
 from meshwright.arch.parameters import tensors
-from meshwright.plan.buckets import ALIGN, sharding_group, stage_buckets
+from meshwright.layout.groups import GroupName
+from meshwright.plan.action import Op
+from meshwright.plan.buckets import ALIGN, in_pieces, sharding_group, stage_buckets
+from meshwright.plan.category import Category
+from meshwright.plan.folds.memory import memory
 from meshwright.plan.owners import owners
 from meshwright.plan.plan import Plan
+from meshwright.plan.program import program
 from tests.unit.plan.plans import make_plan
 from tests.unit.plan.programs import plans
 
@@ -84,3 +90,16 @@ def test_all_parameters_are_there() -> None:
     plan = make_plan(layers=3)
     held = sum(segment.numel for bucket in stage_buckets(plan, 0) for segment in bucket.segments)
     assert held == sum(tensor.numel for tensor in tensors(plan.arch))
+
+
+@pytest.mark.parametrize(("dp", "cut"), [(1, False), (2, True)])
+def test_experts_that_nobody_else_holds_stay_whole(dp: int, cut: bool) -> None:
+    """They were released with the rest under ZeRO-3, and never gathered: a storage of size 0 in the first forward."""
+    plan = make_plan(dp=dp, ep=4, zero=3, arch={"experts": Experts(4, 2, 64)})
+    steps = program(plan, 0)
+    experts = [bucket for bucket in steps.buckets if bucket.replicas is GroupName.EXPERT]
+    assert [in_pieces(plan, bucket) for bucket in experts] == [cut, cut]
+    gathered = {action.bucket for action in steps.actions if action.op is Op.GATHER}
+    assert [bucket.index in gathered for bucket in experts] == [cut, cut]
+    held = sum(bucket.numel // (dp if bucket in experts else 4 * dp) for bucket in steps.buckets)
+    assert memory(plan, 0).states[Category.PARAMETERS] == 4 * held

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from meshwright.arch.activations import Setting, kept_bytes
 from meshwright.arch.arch import Arch
@@ -31,9 +32,11 @@ from meshwright.arch.passing import (
     weight_passing,
 )
 from meshwright.config.choices import Dtype, Offload
+from meshwright.layout.groups import GroupName
 from meshwright.plan.action import COMPUTE, Action, Kind, Op
 from meshwright.plan.buckets import Bucket, in_pieces, sharding_group
 from meshwright.plan.category import Category as Category
+from meshwright.plan.folds.setting import narrowed as narrowed
 from meshwright.plan.folds.setting import setting_of
 from meshwright.plan.folds.touches import Buffer, Kept, Memory, Touches
 from meshwright.plan.folds.traffic import Operation, Transport, border_elements, transfer
@@ -45,8 +48,7 @@ Sizes = Mapping[Category, int]
 """Bytes by category."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """`change` bytes are taken (or given back, below 0) at an action."""
 
     index: int
@@ -206,10 +208,12 @@ class _Run:
             self._pass(index, self._sizes.of_update(action))
             self._free(index, touches.frees)
 
-    def _add(
-        self, index: int, action: Action, buffers: Iterable[Buffer], moments: Moments, category: Category
-    ) -> None:
-        """The buckets of a unit's gradients, one by one where autograd made what they take."""
+    def _add(self, index: int, action: Action, buffers: Iterable[Buffer], moments: Moments, category: Category) -> None:
+        """The buckets of a unit's gradients, one by one where autograd made what they take, some first where experts
+        have one of their own."""
+        if moments.between:
+            self._make(index, self._sizes.written_first(buffers))
+            self._pass(index, moments.between, category)
         left = moments.after
         for buffer in buffers:
             self._make(index, (buffer,))
@@ -345,6 +349,12 @@ class _Sizes:
             return Moments(split_passing(arch, unit, setting, compute), 0)
         return backward_passing(arch, unit, setting, compute, self._gradients(unit))
 
+    def written_first(self, gradients: Iterable[Buffer]) -> list[Buffer]:
+        """Of a block with experts on an axis of their own: their gradients, or all others where some are shared."""
+        assert self._plan.arch.experts is not None
+        theirs = self._plan.arch.experts.shared == 0
+        return [each for each in gradients if (self._buckets[each.first].replicas is GroupName.EXPERT) == theirs]
+
     def of_autograd(self, unit: int, buffer: Buffer) -> int:
         """Gradients of a unit that a bucket takes."""
         if buffer.what is not Kept.GRADIENT:
@@ -381,16 +391,6 @@ def graph_sizes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> Size
     for name, size in kept_bytes(arch, unit, setting, compute).items():
         sizes[Category.LOGITS if name.startswith("loss.") else Category.ACTIVATIONS] += size
     return sizes
-
-
-def narrowed(arch: Arch, tp: int) -> Arch:
-    """The model that one tensor rank runs: fewer heads, a narrower feed-forward, a part of the vocabulary."""
-    if tp == 1:
-        return arch
-    kv_heads = max(arch.kv_heads // tp, 1)
-    experts = replace(arch.experts, ffn=arch.experts.ffn // tp) if arch.experts is not None else None
-    vocab = -(-arch.vocab // tp)
-    return replace(arch, heads=arch.heads // tp, kv_heads=kv_heads, ffn=arch.ffn // tp, vocab=vocab, experts=experts)
 
 
 def _shard(plan: Plan, bucket: Bucket) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from meshwright.arch.activations import Crossing, Setting
-from meshwright.arch.arch import Norm
+from meshwright.arch.arch import Arch, Norm
 from meshwright.config.choices import Context, Documents, Recompute
 from meshwright.layout.axes import Coordinates
 from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.plan import Plan
 from meshwright.plan.strategies.context import ring_place, ring_ways, ulysses_ways
 
-__all__ = ["setting_of"]
+__all__ = ["narrowed", "setting_of"]
 
 
 def setting_of(plan: Plan, at: Coordinates, transport: Transport, fused_norms: bool, threads: int = 0) -> Setting:
@@ -28,6 +30,16 @@ def setting_of(plan: Plan, at: Coordinates, transport: Transport, fused_norms: b
         threads=threads,
         crossing=_crossing(plan, at) if plan.degrees.cp > 1 else None,
     )
+
+
+def narrowed(arch: Arch, tp: int) -> Arch:
+    """The model that one tensor rank runs: fewer heads, a narrower feed-forward, a part of the vocabulary."""
+    if tp == 1:
+        return arch
+    kv_heads = max(arch.kv_heads // tp, 1)
+    experts = replace(arch.experts, ffn=arch.experts.ffn // tp) if arch.experts is not None else None
+    vocab = -(-arch.vocab // tp)
+    return replace(arch, heads=arch.heads // tp, kv_heads=kv_heads, ffn=arch.ffn // tp, vocab=vocab, experts=experts)
 
 
 def _crossing(plan: Plan, at: Coordinates) -> Crossing:

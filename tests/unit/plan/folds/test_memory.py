@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from meshwright.arch.activations import Setting, saved_bytes
+from meshwright.arch.arch import Experts
 from meshwright.config.choices import Dtype, OptimizerKind, Recompute, Schedule
 from meshwright.plan.action import Kind, Op
 from meshwright.plan.buckets import stage_buckets
@@ -15,6 +16,7 @@ from meshwright.plan.folds.memory import Category, Event, Timeline, graph_sizes,
 from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.plan import Optimizer, Plan, Precision
 from meshwright.plan.program import program
+from meshwright.plan.strategies.expert import Exchange, Routed, everywhere, fullest_exchange
 from tests.unit.plan.plans import make_arch, make_plan
 from tests.unit.plan.programs import plans
 
@@ -128,3 +130,23 @@ def test_a_step_gives_back_all_it_took(plan: Plan) -> None:
                 assert sum(changes) == 0, category
             assert timeline.peak_bytes >= sum(timeline.states.values())
             assert sum(timeline.at_peak.values()) == timeline.peak_bytes
+
+
+def test_what_experts_keep_does_not_fall_with_their_axis() -> None:
+    """B87: every rank brings tokens of its own. What was observed, and all tokens at once, are counted as they are."""
+
+    def kept(routed: Routed | None = None, **degrees: int) -> int:
+        plan = make_plan(arch={"experts": Experts(8, 2, 64)}, micro=2, **degrees)
+        return memory(plan, plan.degrees.ranks - 1, routed=routed).largest[Category.ACTIVATIONS]
+
+    rows = 2 * 32 * 2  # of a micro-batch of 64 tokens
+    assert kept(dp=4) == kept(dp=2, ep=2) == kept(ep=4)
+    none, more = (kept(everywhere(Exchange(1, (rows, 0), (came, 0))), ep=2) for came in (0, rows + 1))
+    of_a_row = 4 * (64 + 4 * 64)  # what enters an expert, and four tensors of its width
+    assert more - kept(ep=2) == 2 * of_a_row  # blocks
+    assert kept(ep=2) - none == 2 * of_a_row * rows
+    plan = make_plan(arch={"experts": Experts(8, 2, 64)}, micro=2, ep=2)
+    assert kept(everywhere(fullest_exchange(plan, 1)), ep=2) - kept(ep=2) == 2 * of_a_row * rows
+    assert fullest_exchange(plan, 1) == Exchange(1, (0, rows), (rows, rows))
+    one_each = make_plan(arch={"experts": Experts(4, 3, 64)}, micro=2, ep=4)
+    assert fullest_exchange(one_each, 0) == Exchange(0, (64, 43, 43, 42), (64, 64, 64, 64))
