@@ -49,6 +49,7 @@ class Layout:
     dp: int = 1
     tp: int = 1
     pp: int = 1
+    cp: int = 1
     ep: int = 1
     zero: int = 0
     within: int = 0
@@ -64,7 +65,7 @@ class Layout:
 
     @property
     def world(self) -> int:
-        return self.dp * self.tp * self.pp * self.ep
+        return self.dp * self.tp * self.pp * self.cp * self.ep
 
     @property
     def plan(self) -> Plan:
@@ -82,7 +83,7 @@ class Layout:
             batch=Batch(12, 3 if self.dp * self.ep in (1, 2, 4) and self.pp == 1 else 1),
             optimizer=self.optimizer,
             precision=self.precision,
-            degrees=Degrees(dp=self.dp, tp=self.tp, pp=self.pp, ep=self.ep),
+            degrees=Degrees(dp=self.dp, tp=self.tp, pp=self.pp, cp=self.cp, ep=self.ep),
             sharding=Sharding(self.zero, self.within, self.reshard),
             pipeline=Pipeline(self.schedule, self.chunks, balanced([1.0] * self.layers, 0.0, 0.0, parts)),
             context=ContextSplit(),
@@ -107,6 +108,7 @@ LAYOUTS = (
     Layout("pp 2 interleaved, dp 2, ZeRO 1", dp=2, pp=2, zero=1, schedule=Schedule.INTERLEAVED, chunks=2),
     Layout("tp 2, sequence", tp=2, sequence=True),
     Layout("tp 2, dp 2, ZeRO 3", tp=2, dp=2, zero=3),
+    Layout("cp 2, dp 2, ZeRO 3", cp=2, dp=2, zero=3),
 )
 _ROUTED = (
     *(layout for layout in LAYOUTS if layout.name in ("dp 2, ZeRO 3", "pp 2", "tp 2, sequence")),
@@ -143,7 +145,7 @@ class Carried:
 @lru_cache(maxsize=16)
 def mesh_of(degrees: Degrees, within: int) -> Mesh:
     """Communicators are made once a launch, whatever the number of cases."""
-    return Mesh(degrees.dp, degrees.tp, degrees.pp, ep=degrees.ep, shard_within=within).start()
+    return Mesh(degrees.dp, degrees.tp, degrees.pp, degrees.cp, degrees.ep, shard_within=within).start()
 
 
 @lru_cache(maxsize=1)
