@@ -256,3 +256,24 @@ def few_labels(rank: int, plan: Plan) -> None:
 def test_ranks_without_a_label_add_nothing() -> None:
     """B02 (allenai/OLMo-core#657): of two context ranks one holds no trained token."""
     run_cases(few_labels, 2, [Case(kind).plan for kind in (RING, ULYSSES)], timeout=60)
+
+
+def padded(rank: int, plan: Plan) -> tuple[float, int]:
+    """An evaluation whose last sequences only fill the batch: (sum of the losses, trained tokens) of all ranks."""
+    (batch,) = global_batches(plan, 1)
+    ids = np.where(np.arange(16) < 11, batch.rows.sample_ids, -1)
+    labels = np.where(ids[:, None] < 0, IGNORED, batch.labels)
+    rows = whole_rows(0, ids, LENGTH, batch.rows.document_ids)
+    engine = Engine(plan, shared_mesh(plan))
+    evaluated = engine.evaluate(local_share(plan, Batch(batch.inputs, labels, rows), rank))
+    return evaluated.loss_sum, evaluated.trained_tokens
+
+
+def test_padding_is_seen_by_nobody() -> None:
+    """Sequences of nothing, whose tokens see themselves alone, beside real ones on the same rank."""
+    cases = [Case(kind, masked=masked).plan for kind in (RING, GATHER, ULYSSES) for masked in (False, True)]
+    wanted = [padded(0, Case(cp=1, masked=masked).plan) for masked in (False, True)]
+    for of_rank in run_cases(padded, 2, cases, timeout=60):
+        for number, (loss, count) in enumerate(of_rank):
+            assert loss == pytest.approx(wanted[number % 2][0], rel=1e-13)
+            assert count == wanted[number % 2][1]
