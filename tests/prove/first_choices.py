@@ -15,8 +15,6 @@ from meshwright.price.folded import steady
 from meshwright.price.price import Price
 from meshwright.price.search import search
 
-BUILT = {"mesh.cp": 1, "mesh.ep": 1}
-"""Axes that can be priced and not run yet: the search is kept from them."""
 _LEFT_TO_THE_SEARCH = ("mesh.", "parallel.", "batch.micro=", "cluster.software.products=", "cluster.software.share=")
 
 
@@ -36,7 +34,7 @@ def first_choice(cluster: str, gpus: int, words: Sequence[str]) -> Price:
     asked = ["precision.compute=bfloat16" if word == "precision.compute=float8" else word for word in asked]
     where = cluster_of(cluster, [word for word in asked if word.startswith("cluster.")])
     run = load_run(None, [word for word in asked if not word.startswith("cluster.")])
-    return search(run, gpus, where, top=1, fixed=BUILT, budget=30_000).best.price
+    return search(run, gpus, where, top=1, fixed={}, budget=30_000).best.price
 
 
 def dried(price: Price) -> list[Stage]:
