@@ -1,4 +1,4 @@
-"""The planner's first choice for a request, among what runs, and a dry run of its first and last stage."""
+"""The planner's first choice for a request, and a dry run of its first and last stage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def first_choice(cluster: str, gpus: int, words: Sequence[str]) -> Price:
     asked = ["precision.compute=bfloat16" if word == "precision.compute=float8" else word for word in asked]
     where = cluster_of(cluster, [word for word in asked if word.startswith("cluster.")])
     run = load_run(None, [word for word in asked if not word.startswith("cluster.")])
-    return search(run, gpus, where, top=1, fixed={}, budget=30_000).best.price
+    return search(run, gpus, where, top=1, budget=30_000).best.price
 
 
 def dried(price: Price) -> list[Stage]:

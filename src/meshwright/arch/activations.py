@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from meshwright.arch.arch import Arch, Experts, Latent, Norm
 from meshwright.arch.tensors import UnitKind
@@ -141,16 +142,20 @@ def kept_bytes(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> dict[
     """What a tensor rank keeps of `saved`, by name; `arch` is narrowed to that rank. Under sequence parallel what lies
     outside the columns and rows is cut along the tokens. Norms of queries and keys lie between: they are cut along the
     heads."""
+    return dict(_kept(arch, unit, setting, compute))
 
+
+@lru_cache(maxsize=16384)
+def _kept(arch: Arch, unit: int, setting: Setting, compute: Dtype) -> tuple[tuple[str, int], ...]:
     def ways(name: str) -> int:
         module, _, rest = name.partition(".")
         of_stream = name == "input" or module.endswith("dropout") or (module.endswith("norm") and rest != "output")
         return setting.ways if setting.gathers and of_stream else 1
 
-    return {
-        each.name: each.elements // ways(each.name) * each.role.num_bytes(compute)
+    return tuple(
+        (each.name, each.elements // ways(each.name) * each.role.num_bytes(compute))
         for each in saved(arch, unit, setting)
-    }
+    )
 
 
 def _embedding(arch: Arch, setting: Setting) -> Iterator[Saved]:
@@ -174,7 +179,7 @@ def _head(arch: Arch, setting: Setting) -> Iterator[Saved]:
 
 
 def _block(arch: Arch, layer: int, setting: Setting) -> Iterator[Saved]:
-    if setting.selective and arch.latent is None and not arch.is_routed(layer):
+    if setting.selective and arch.latent is None:
         yield from _selective_block(arch, layer, setting)
         return
     hidden = setting.tokens * arch.hidden
@@ -211,6 +216,12 @@ def _selective_block(arch: Arch, layer: int, setting: Setting) -> Iterator[Saved
         yield Saved("attention.key", tokens * arch.kv_heads * arch.head_dim)
         yield Saved("attention.value", tokens * arch.kv_heads * arch.value_dim)
     yield from _dropout(arch, setting, "attention_dropout")
+    if arch.experts is not None and arch.is_routed(layer):
+        yield from _norm(arch, setting, "mlp_norm", tokens, arch.hidden)
+        yield Saved("mlp_norm.output", tokens * arch.hidden)
+        yield from _routed(arch, arch.experts, setting)
+        yield from _dropout(arch, setting, "mlp_dropout")
+        return
     if setting.gathers:
         yield from _norm(arch, setting, "mlp_norm", tokens, arch.hidden)
         yield Saved("mlp_norm.output", tokens * arch.hidden)

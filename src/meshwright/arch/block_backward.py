@@ -42,7 +42,6 @@ class BlockBackward(BlockTape):
     ) -> None:
         super().__init__(arch, unit, setting, compute)
         self._split = split
-        self._again = self._selective and not setting.gathers  # norms' outputs are made again for their products
         self._of_product = compute.num_bytes if widened and not split else 0
 
     @property
@@ -267,7 +266,7 @@ class BlockBackward(BlockTape):
     def _columns_back(self, norm: str, factors: int, products: list[int]) -> None:
         """The products that read one norm's output: its gradient comes to be, and theirs, `factors`, are used up."""
         tape, setting = self._tape, self._setting
-        if self._again:
+        if self._again(norm):
             tape.come(self._raised, self._part)
             tape.go(self._raised)
         if setting.rings:
@@ -282,7 +281,7 @@ class BlockBackward(BlockTape):
             tape.go(self._arriving, self._whole)
         elif setting.ways == 1:
             tape.come(self._whole)
-        if not self._again:
+        if not self._again(norm):
             self._spend(factors)
             self._spend_kept(norm + "output")
 
@@ -291,8 +290,13 @@ class BlockBackward(BlockTape):
         self._tape.come(3 * self._raised, self._part)
         self._tape.go(3 * self._raised, self._part)
         self._give_back(norm)
-        if self._again:
+        if self._again(norm):
             self._spend(factors, self._part)
+
+    def _again(self, norm: str) -> bool:
+        """Whether a norm's output is made again for its products."""
+        selective = self._selective if norm == "mlp_norm." else self._setting.selective
+        return selective and not self._setting.gathers
 
     def _product(self, elements: int) -> None:
         self._tape.flash(elements * self._of_product)

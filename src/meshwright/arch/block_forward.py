@@ -35,17 +35,17 @@ class BlockForward(BlockTape):
     def _attend(self) -> None:
         tape, arch = self._tape, self._arch
         tape.come(self._query, 2 * self._key)
-        if self._selective:
+        if self._setting.selective:
             tape.go(self._part)
         turned = self._turn()
         if self._core is not None:
             self._attend_across(self._core, turned)
             return
         tape.come(self._mask, self._query, self._scores)
-        if self._selective:
+        if self._remakes_core:
             tape.go(self._mask, self._scores, turned)
         self._leave_rows()
-        if self._selective:
+        if self._remakes_core:
             tape.go(self._query)
         elif turned and not arch.qk_norm and self._setting.ways == 1:
             tape.go(turned)  # as large as what it was made from, which nobody keeps
@@ -78,8 +78,8 @@ class BlockForward(BlockTape):
 
     def _join(self, dropout: str) -> None:
         """A branch falls in part, and is added to the stream."""
-        tape = self._tape
-        if self._setting.gathers and not self._selective:
+        tape, selective = self._tape, self._selective if dropout == "mlp_dropout" else self._setting.selective
+        if self._setting.gathers and not selective:
             tape.go(self._part)  # what was gathered
         if self._arch.dropout:
             tape.flash(8 * self._elements)  # random numbers: two of 32 bits in each of 64, twice (`model/dropout.py`)
@@ -101,6 +101,8 @@ class BlockForward(BlockTape):
 
     def _route(self) -> None:
         tape, factors = self._tape, 4 if self._arch.gated else 2
+        copied = self._whole if self._setting.ways > 1 and not self._setting.gathers else 0
+        tape.come(copied)  # for all columns, beside what the norm made
         tape.flash(self._raised_whole)
         tape.come(self._sizes("mlp.router."), self._rows)
         self._travel(self._rows, self._here)
@@ -114,4 +116,4 @@ class BlockForward(BlockTape):
         if self._setting.ways > 1:
             tape.come(self._part, self._arriving)
             tape.go(self._arriving, self._whole)
-        tape.go(self._rows)
+        tape.go(self._rows, copied)

@@ -31,8 +31,8 @@ class BlockTape:
         self._arch, self._setting = arch, setting
         self._tape, self._kept = Tape(), kept_bytes(arch, unit, setting, compute)
         self._experts = arch.experts if arch.is_routed(unit - 1) else None
-        self._selective = setting.selective and self._experts is None
-        self._remakes_core = self._selective and setting.crossing is None
+        self._selective = setting.selective and self._experts is None  # the feed-forward
+        self._remakes_core = setting.selective and setting.crossing is None
 
         elements = setting.tokens * arch.hidden
         self._elements = share = elements // setting.ways if setting.gathers else elements

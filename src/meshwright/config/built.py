@@ -17,7 +17,7 @@ from meshwright.config.errors import RequestError
 from meshwright.config.problems import shown
 from meshwright.config.schema import RunConfig
 
-__all__ = ["UNBUILT", "Unbuilt", "built_layout", "check_built", "unbuilt"]
+__all__ = ["UNBUILT", "Unbuilt", "check_built", "unbuilt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,6 @@ def unbuilt(value_of: Callable[[str], object]) -> Iterator[tuple[Unbuilt, object
         value = value_of(entry.key)
         if value is not None and value not in _runs(entry):
             yield entry, value
-
-
-def built_layout() -> dict[str, object]:
-    """Keys of a layout that run at one value only so far, at that value."""
-    given = RunConfig().tables()
-    alone = [entry.key for entry in UNBUILT if not entry.runs and entry.key.startswith(("mesh.", "parallel."))]
-    return {key: _value(given, key) for key in alone}
 
 
 def _runs(entry: Unbuilt) -> tuple[object, ...]:

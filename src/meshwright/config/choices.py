@@ -185,7 +185,10 @@ class Dtype(StrEnum):
     @property
     def num_bytes(self) -> int:
         """Bytes an element takes."""
-        return {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}[self.value]
+        return _NUM_BYTES[self]
+
+
+_NUM_BYTES = {Dtype.FLOAT64: 8, Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2, Dtype.FLOAT8: 1}
 
 
 class DeviceKind(StrEnum):

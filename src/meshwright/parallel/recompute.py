@@ -18,6 +18,8 @@ gradient. Under sequence parallel the first and third products read a gathered n
 recomputation, for to make it again would send it again; on a context axis attention keeps what it made for the same
 reason.
 
+Routed feed-forwards are left as they are: what their experts read is made by sending and sorting.
+
 Full recomputation needs none of this: there the program itself runs a unit again.
 """
 
@@ -35,6 +37,7 @@ from torch.autograd.function import once_differentiable
 from meshwright.model.attention import Attention
 from meshwright.model.decoder import Block
 from meshwright.model.mlp import MLP, GatedMLP
+from meshwright.model.moe import RoutedMLP
 from meshwright.model.rows import Rows
 from meshwright.parallel.recompute_forms import PLAIN, Form, column_form, row_form
 from meshwright.parallel.split import WeightProducts
@@ -78,7 +81,7 @@ class _SelectiveBlock:
         """(N, D) -> (N, D), or (N/T, D) both under sequence parallel."""
         block = self._block
         x_ND = x_ND + block.attention_dropout(self._attention(x_ND, rows), rows)
-        y_ND: Tensor = x_ND + block.mlp_dropout(self._mlp(x_ND), rows)
+        y_ND: Tensor = x_ND + block.mlp_dropout(self._mlp(x_ND, rows), rows)
         return y_ND
 
     def _attention(self, x_ND: Tensor, rows: Rows) -> Tensor:
@@ -90,8 +93,11 @@ class _SelectiveBlock:
             return y_ND
         return self._outward(_core(attention, rows), attention.output, *heads)
 
-    def _mlp(self, x_ND: Tensor) -> Tensor:
+    def _mlp(self, x_ND: Tensor, rows: Rows) -> Tensor:
         mlp = self._block.mlp
+        if isinstance(mlp, RoutedMLP):
+            routed_ND: Tensor = mlp(self._block.mlp_norm(x_ND), rows)
+            return routed_ND
         assert isinstance(mlp, MLP | GatedMLP)
         wide = self._inward(self._block.mlp_norm, mlp.inward, x_ND)
         return self._outward(Recipe(mlp.widened), mlp.down, *wide)

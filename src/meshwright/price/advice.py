@@ -13,7 +13,6 @@ from functools import cached_property
 from math import log2
 from typing import Any
 
-from meshwright.config.built import built_layout
 from meshwright.config.choices import Offload, Recompute, Schedule
 from meshwright.config.errors import RequestError
 from meshwright.layout.axes import DEFAULT_ORDER
@@ -57,9 +56,7 @@ class Advice:
         if price.trained_peak is not None and not price.is_folded:
             yield f"  as `meshwright train` runs it: {bytes_text(price.trained_peak)} at most"
         if price.missing:
-            runs = self.runner
-            best = f"; the best it runs: {short(runs.keys)}: {self._versus(runs.price.step_seconds)}" if runs else ""
-            yield f"  `meshwright train` does not run yet: {', '.join(price.missing)}{best}"
+            yield f"  `meshwright train` does not run yet: {', '.join(price.missing)}"
         yield from (f"  {line}" for line in self.changes())
 
     def changes(self) -> Iterator[str]:
@@ -85,17 +82,6 @@ class Advice:
                 cost = self._versus(row.price.step_seconds)
                 out.append(f"the usual {name} ({why}) takes {short(row.keys)}: {cost}")
         return out
-
-    @cached_property
-    def runner(self) -> Row | None:
-        """The best layout that `meshwright train` runs; None where the model, or what was asked for, leaves none."""
-        if self.price.runs:
-            return self.ranking.best
-        routed = self.price.plan.arch.experts is not None
-        recipes = [{"parallel.recompute": kind.value} for kind in (Recompute.NONE, Recompute.FULL)] if routed else [{}]
-        found = [self._searched({**built_layout(), **recipe}) for recipe in recipes]
-        runs = [row for row in found if row is not None and row.price.runs]
-        return min(runs, key=lambda row: row.price.step_seconds, default=None)
 
     @cached_property
     def tree(self) -> tuple[str, Row | None]:

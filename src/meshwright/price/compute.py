@@ -90,7 +90,9 @@ def units(target: Target, layouts: Layouts) -> Units:
         backward = backward + share * (products[1] + attention[1] + moving[1] + _accumulate(target, layouts, block))
         cheap = _cheap(target, layouts, block, tokens, moving[0])
         # Usual trainers repeat the core alone, or keep the output of a fused one and repeat what is cheap around it.
-        again = attention[0] + cheap if target.is_literal else attention[0] if target.unfused else cheap
+        again = attention[0] if target.unfused else cheap
+        if target.is_literal:  # a core that would send again is kept, as routed feed-forwards are
+            again = np.where(layouts.cp > 1, 0.0, attention[0]) + cheap / (2 if block.routed else 1)
         core = core + share * again
         host = host + share * target.host_seconds(block.routed)
         beside = beside + share * products[2]

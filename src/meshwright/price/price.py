@@ -174,22 +174,28 @@ class Price:
     def fits_trained(self) -> bool:
         """Whether `meshwright train` would not run out of memory; True where it does not run such a plan at all.
 
-        Nothing is folded where the closed form leaves room to spare: every stage of a long pipeline costs 0.1 s.
+        No stage is folded whose closed form leaves room to spare: each costs up to 0.1 s.
         """
-        if not self.runs or (not self.is_folded and self._spares_room):
+        if not self.runs:
             return True
-        stages = range(self.plan.degrees.pp) if self.is_folded else may_be_fullest(self.plan)
+        stages = range(self.plan.degrees.pp) if self.is_folded else self._unsure
         peaks = (folded(self.plan, self.cluster, [stage])[0].peak for stage in stages)
         return all(self._reserved(peak) <= self.cluster.device.memory_bytes for peak in peaks)
 
     @property
-    def _spares_room(self) -> bool:
-        """Whether the program's closed form is so far below the device's memory that the fold must be too."""
+    def _unsure(self) -> list[int]:
+        """Of the stages that may be the fullest, those of which the program's closed form is not so far below the
+        device's memory that the fold must be too."""
+        stages, pp = may_be_fullest(self.plan), self.plan.degrees.pp
         if self.plan.data.documents is Documents.MASKED:
-            return False  # of whose masks it knows nothing
+            return stages  # of whose masks it knows nothing
         target, layout = self.target.literal, of_plan(self.plan)
-        peak = float(memories(target, layout, weights(target, layout)).peak[0])
-        return self._reserved(int(peak * SPARED)) <= self.cluster.device.memory_bytes
+        found = memories(target, layout, weights(target, layout))
+        closed = {0: found.peaks_first, pp - 1: found.peaks_last} if pp > 1 else {0: found.peaks_first}
+        room = self.cluster.device.memory_bytes
+        return [
+            stage for stage in stages if self._reserved(int(closed.get(stage, found.peaks_inner)[0] * SPARED)) > room
+        ]
 
     @cached_property
     def stage_peaks(self) -> tuple[int, ...]:
@@ -252,8 +258,9 @@ class Price:
     def _repeated(self) -> float:
         """FLOPs of one sequence that recomputation repeats."""
         plan, software, recompute = self.plan, self.cluster.software, self.plan.execution.recompute
-        # Usual trainers keep the output of fused attention, and repeat none of its products.
-        keeps = not self.target.is_literal and not self.target.unfused
+        # Usual trainers keep the output of fused attention, and repeat none of its products; the literal program keeps
+        # that of a context axis.
+        keeps = plan.degrees.cp > 1 if self.target.is_literal else not self.target.unfused
         if recompute is Recompute.SELECTIVE and keeps:
             return 0.0
         return repeated_flops(plan.arch, plan.data.sequence_length, recompute) * software.share

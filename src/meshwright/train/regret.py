@@ -17,14 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.config.built import built_layout, check_built
 from meshwright.config.errors import RequestError
 from meshwright.config.load import build_run
 from meshwright.config.schema import RunConfig
 from meshwright.plan.plan import Plan
 from meshwright.price.failures import checkpoint_bytes
 from meshwright.price.price import Price, price
-from meshwright.price.ranking import short, with_keys
+from meshwright.price.ranking import short
 from meshwright.price.search import search
 from meshwright.price.text import bytes_text, seconds_text
 from meshwright.train.stopwatch import CAUSES, by_cause
@@ -91,23 +90,15 @@ def regret(
     def at_rates(each: Price) -> float:
         return sum(found[name] * seconds for name, seconds in predicted(each.parts).items())
 
-    fixed = {"parallel.offload": run.parallel.offload.value, **built_layout()}
+    fixed = {"parallel.offload": run.parallel.offload.value}
     ranking = search(run, plan.degrees.ranks, cluster, top=12, fixed=fixed, budget=_BUDGET, suggest=False,
                      rates=by_part)  # fmt: skip
-    candidates = [row for row in ranking.rows if _runs(run, row.keys)]
+    candidates = [row for row in ranking.rows if row.price.runs]
     best = min(candidates, key=lambda row: at_rates(row.price), default=None)
     present = at_rates(own)
     if best is None or at_rates(best.price) >= present:
         return Regret({}, present, present)
     return Regret(best.keys, at_rates(best.price), present)
-
-
-def _runs(run: RunConfig, keys: Mapping[str, Any]) -> bool:
-    try:
-        check_built(with_keys(run, keys))
-    except RequestError:
-        return False
-    return True
 
 
 def regret_line(

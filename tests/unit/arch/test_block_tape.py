@@ -48,8 +48,6 @@ def test_what_comes_goes(family: str, ways: tuple[int, bool, bool], crossing: Cr
     ):
         words = [f"model.{each}" for each in (*SIZES, *FAMILIES[family], f"dropout={dropout}")]
         arch = narrowed(arch_from_model(load_run(None, [*words, "data.sequence_length=64"]).model), tp)
-        if selective and arch.experts is not None:
-            continue
         arriving = ARRIVING[dropout > 0][masked] if arch.experts is not None else None
         setting = Setting(
             2, 64, masked, True, selective, gathers, tp, rings, direct, arriving=arriving, crossing=crossing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,9 @@ from meshwright.config.choices import Schedule
 from meshwright.layout.axes import Coordinates
 from meshwright.plan.folds.memory import memory
 from meshwright.plan.folds.traffic import Transport
-from meshwright.price.cluster import Following
-from meshwright.price.folded import folded, may_be_fullest, steady
+from meshwright.plan.plan import Plan
+from meshwright.price.cluster import Cluster, Following
+from meshwright.price.folded import StageBytes, folded, may_be_fullest, steady
 from meshwright.price.price import Price
 from meshwright.price.program_memory import crests
 from tests.unit.price.ask import ask
@@ -32,6 +34,10 @@ LAYOUTS = (
     "mesh.pp=8 batch.global=48 parallel.schedule=zb-h1 parallel.recompute=full",
     "mesh.pp=4 batch.global=32 parallel.schedule=zb-v parallel.chunks=2",
     "mesh.pp=4 mesh.tp=2 batch.global=32 parallel.schedule=zb-v parallel.chunks=2 parallel.recompute=selective",
+    "mesh.dp=2 mesh.cp=4 batch.global=32",
+    "mesh.dp=2 mesh.cp=8 batch.global=32 parallel.context=allgather parallel.recompute=full parallel.zero=3",
+    "mesh.tp=2 mesh.cp=4 batch.global=32 parallel.context=ulysses parallel.recompute=selective",
+    "mesh.pp=2 mesh.cp=4 batch.global=32 parallel.context_inner=2 parallel.schedule=zb-h1",
 )
 OFFLOADED = (
     "mesh.dp=1 batch.global=8 parallel.offload=optimizer parallel.recompute=full",
@@ -84,17 +90,25 @@ def test_of_experts_too(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", EVERY)
-def test_whether_it_fits_is_what_the_fold_says_folded_or_not(layout: str) -> None:
+def test_whether_it_fits_is_what_the_fold_says_folded_or_not(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Just above and below the fold's peak, where it is folded, and far above it, where it is not."""
+    stages: list[int] = []
+
+    def noted(plan: Plan, cluster: Cluster, some: Iterable[int]) -> tuple[StageBytes, ...]:
+        stages.extend(some)
+        return folded(plan, cluster, stages[-1:])
+
     usual = ask(*MODEL[:-1], *layout.split())
     assert usual.trained_peak is not None
     values = usual.target.values
     needed = usual.trained_peak * values["memory.slack"] + values["memory.slack_bytes"]
     for share, fits in ((0.999, False), (1.001, True), (2.0, True)):
         device = replace(usual.cluster.device, memory_bytes=int(needed * share))
-        price = Price(usual.plan, replace(usual.cluster, device=device))
-        assert price.fits_trained is fits
-        assert ("trained_peak" in price.__dict__) is (share < 2)
+        with monkeypatch.context() as patched:
+            patched.setattr("meshwright.price.price.folded", noted)
+            assert Price(usual.plan, replace(usual.cluster, device=device)).fits_trained is fits
+        assert bool(stages) is (share < 2)
+        stages.clear()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -112,7 +126,6 @@ def test_a_filled_pipeline_has_the_peak_of_the_whole_step(layout: str) -> None:
 
 
 def test_a_layout_that_does_not_run_has_no_peak_of_its_own() -> None:
-    assert ask(*MODEL, "mesh.cp=2", "batch.global=8").trained_peak is None
     assert ask("model.preset=bloom-176b", "batch.global=8", "mesh.tp=8").trained_peak is None
     assert ask(*MODEL, "mesh.tp=2", "batch.global=8", "precision.compute=float8").trained_peak is None
 

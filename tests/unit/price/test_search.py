@@ -271,28 +271,23 @@ def test_what_fits_one_device_only_with_states_elsewhere_does_not_fit_it() -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "fixed", "missing", "runs"),
+    ("words", "fixed", "missing"),
     [
-        (["model.preset=llama3-8b"], {"mesh.cp": 2}, "context parallelism", False),
-        (["model.preset=mixtral-8x7b"], {"mesh.cp": 1, "mesh.pp": 1}, None, True),
-        (["model.preset=mixtral-8x7b"], {"mesh.tp": 4, "parallel.recompute": "selective"}, "selective", False),
-        (["model.preset=llama3-8b", "precision.compute=float8"], {"mesh.cp": 1, "mesh.tp": 4}, "float8", False),
-        (["model.preset=llama3-8b"], {"mesh.cp": 1, "mesh.tp": 4}, None, True),
+        (["model.preset=llama3-8b"], {"mesh.cp": 2}, None),
+        (["model.preset=mixtral-8x7b"], {"mesh.ep": 2, "parallel.recompute": "selective"}, None),
+        (["model.preset=llama3-8b", "precision.compute=float8"], {"mesh.cp": 1, "mesh.tp": 4}, "float8"),
+        (["model.preset=llama3-8b"], {"mesh.cp": 1, "mesh.tp": 4}, None),
     ],
 )
-def test_a_winner_that_train_does_not_run_is_told_with_the_best_it_runs(
-    words: list[str], fixed: dict[str, int], missing: str | None, runs: bool
-) -> None:
+def test_a_winner_that_train_does_not_run_is_told(words: list[str], fixed: dict[str, int], missing: str | None) -> None:
     asked = ["precision.compute=bfloat16", "data.sequence_length=4096", "batch.global=32", *words]
     advice = Advice(search(load_run(None, asked), 32, "h100-sxm", top=1, fixed=fixed, budget=10_000))
     told = [line for line in advice.winner() if "does not run yet" in line]
-    assert (advice.price.runs, told) == (True, []) if missing is None else missing in told[0]
-    assert (advice.runner is not None) == runs
-    if advice.runner is not None:
-        check_supported(advice.runner.price.plan)
-        assert advice.runner.price.step_seconds >= advice.price.step_seconds
-    if told:
-        assert ("the best it runs" in told[0]) == runs
+    if missing is None:
+        check_supported(advice.price.plan)
+        assert (advice.price.runs, told) == (True, [])
+    else:
+        assert missing in told[0]
 
 
 def test_the_package_offers_it() -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from meshwright.arch.activations import Setting, kept_bytes
 from meshwright.arch.arch import Arch
@@ -47,8 +48,7 @@ Sizes = Mapping[Category, int]
 """Bytes by category."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """`change` bytes are taken (or given back, below 0) at an action."""
 
     index: int

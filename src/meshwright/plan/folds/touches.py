@@ -88,6 +88,7 @@ class Memory:
         self._pieces = tuple(in_pieces(plan, bucket) for bucket in program.buckets)
         self._travels = tuple(sharding_group(plan, bucket.replicas).size > 1 for bucket in program.buckets)
         self._read = by_unit(program.buckets)
+        self._of_bucket: dict[tuple[Op, int, GroupName | None], Touches] = {}
 
     def at_start(self) -> Iterator[Buffer]:
         """What exists before the first action."""
@@ -124,8 +125,11 @@ class Memory:
                 return Touches(reads=(Buffer(Kept.LOSS),), makes=(Buffer(Kept.SUMMED, group=action.group),))
             case Op.WAIT:
                 return Touches()
-            case _:
-                return self._on_bucket(action)
+            case _:  # of a bucket: the same in every micro-batch
+                key = action.op, action.bucket, action.group
+                if key not in self._of_bucket:
+                    self._of_bucket[key] = self._on_bucket(action)
+                return self._of_bucket[key]
 
     def _forward(self, action: Action) -> Touches:
         unit, micro = action.unit, action.micro

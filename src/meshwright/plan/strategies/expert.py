@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 from meshwright.arch.arch import Arch
 from meshwright.arch.tensors import LogicalAxis, Tensor
-from meshwright.config.choices import Recompute
 from meshwright.config.divisors import nearest_divisors
 from meshwright.config.errors import RequestError
 from meshwright.layout.axes import Axis, Degrees, whole
@@ -157,10 +156,6 @@ def unrunnable(plan: Plan) -> Iterator[RequestError]:
     if plan.execution.compile:
         rule = f"rows of {experts} are known when a batch is, and a compiled unit would be made again for each of them"
         yield RequestError("parallel.compile = true", rule, ("parallel.compile = false",))
-    if plan.execution.recompute is Recompute.SELECTIVE:
-        rule = f"has no recipe for blocks with {experts}"
-        works = ('parallel.recompute = "full"', 'parallel.recompute = "none"')
-        yield RequestError('parallel.recompute = "selective"', rule, works)
 
 
 def problems(plan: Plan) -> Iterator[RequestError]:
