@@ -23,6 +23,8 @@ CONJUGATE, RING, ROWS = "comm/conjugate.py", "comm/ring.py", "layout/rows.py"
 NORMS, ROTATION = "parallel/norms.py", "parallel/rotation.py"
 OWNERSHIP = "layout/ownership.py"
 EXPERTS, BALANCING = "parallel/experts.py", "parallel/balancing.py"
+BLOCKS, HEADS, KERNELS = (f"parallel/context_{name}.py" for name in ("blocks", "heads", "kernels"))
+RECTANGLES, SEQUENCES = "layout/blocks.py", "plan/strategies/context.py"
 EXPERT_AXIS, DECLARED_EXPERTS = "parallel/expert_axis.py", "plan/strategies/expert.py"
 
 
@@ -51,6 +53,10 @@ ROUTED_EP = runs({"dp": 2, "ep": 2}, sequences=12, model=MIXTRAL, moe={"auxiliar
 ROUTED_CP = runs({"dp": 1, "cp": 2}, micro=4, model=MIXTRAL, moe={"auxiliary_loss": 0.5}, precision=EXACT)
 BIASED = runs({"dp": 2}, micro=2, model=MIXTRAL, moe={"balance": "bias"}, precision=EXACT)
 MASKED = runs({"dp": 2}, micro=2, data={"documents": "masked"})
+CONTEXT = runs({"dp": 1, "cp": 4}, micro=4)
+DOCUMENTS = runs({"dp": 1, "cp": 2}, micro=4, data={"documents": "masked"})
+EXCHANGE = runs({"dp": 1, "cp": 4}, micro=4, parallel={"context": "ulysses"})
+GROUPED = runs({"dp": 1, "cp": 4}, micro=4, parallel={"context_inner": 2})
 HALF = runs({"dp": 2}, micro=2, precision={"compute": "bfloat16"})
 SCALED = runs({"dp": 2}, micro=2, precision={"compute": "float16"})
 AWAY = runs({"dp": 2}, micro=2, parallel={"zero": 3, "offload": "params"})
@@ -85,8 +91,8 @@ FAULTS = [
     ),
     Fault(
         "dropout without the step", EXECUTOR,
-        "rows = rows_to_torch(part.rows, self",
-        "import dataclasses\n            rows = rows_to_torch(dataclasses.replace(part.rows, step=0), self",
+        "                part.rows, self.plan.arch, seed",
+        '                __import__("dataclasses").replace(part.rows, step=0), self.plan.arch, seed',
         runs({"dp": 2}, model={"dropout": 0.25}), "loss",
     ),
     Fault(
@@ -533,6 +539,69 @@ FAULTS = [
         "a tied table adds what was looked up twice", STORE,
         "flat.index_add_(0, rows_N, g_ND.to(flat.dtype))", "flat.index_add_(0, rows_N, g_ND.to(flat.dtype), alpha=2)",
         runs({"dp": 2}, micro=2, model=TIED), "embedding.weight", "counted twice",
+    ),
+    # ------------------------------------------------------------------ the context axis
+    Fault(
+        "positions count from the rank's first token", EXECUTOR,
+        "                part = part.columns(held_columns(self.plan, at, part.rows))\n",
+        "                import dataclasses\n"
+        "                part = part.columns(held_columns(self.plan, at, part.rows))\n"
+        "                own = part.rows.positions - part.rows.positions.min()\n"
+        "                part = dataclasses.replace(part, rows=dataclasses.replace(part.rows, positions=own))\n",
+        CONTEXT, "layers.0",
+    ),
+    Fault(
+        "every rank holds the first coordinate's tokens", SEQUENCES,
+        "    columns = ring_columns(plan, rows)[ring_place(plan, at)]\n", "    columns = ring_columns(plan, rows)[0]\n",
+        CONTEXT, "embedding",
+    ),
+    Fault(
+        "packed documents see each other", "model/rows.py",
+        "    documents = [_moved(device, each.document_ids) for each in (queries, keys)]\n",
+        "    documents = [None, None]\n",
+        DOCUMENTS, "layers.0",
+    ),
+    Fault(
+        "the last query that sees a block is left out", RECTANGLES,
+        "    queries = int(rows[0]), int(rows[-1]) + 1\n", "    queries = int(rows[0]), int(rows[-1])\n",
+        DOCUMENTS,
+    ),
+    Fault(
+        "blocks are averaged", KERNELS,
+        "torch.sigmoid(other_log_sum - log_sum)", "(0 * torch.sigmoid(other_log_sum - log_sum) + 0.5)",
+        CONTEXT, "layers.0",
+    ),
+    Fault(
+        "what sees nothing of a block weighs as if it did", KERNELS,
+        "    if mask is not None:\n        log_sum = log_sum.masked_fill(~mask.any(-1), -math.inf)\n", "",
+        DOCUMENTS, "layers.0",
+    ),
+    Fault(
+        "gradients of keys do not come home", BLOCKS,
+        "        finish(over, under_way)\n        own += coming\n", "        finish(over, under_way)\n",
+        CONTEXT, "layers.1.attention.value.weight",
+    ),
+    Fault(
+        "gradients of keys go round with the wrong block", BLOCKS,
+        "        leaving = torch.zeros_like(kv) if coming is None else coming\n        add(leaving)\n",
+        "        leaving = torch.zeros_like(kv) if coming is None else coming\n        add(own)\n",
+        CONTEXT, "layers.1.attention.value.weight",
+    ),
+    Fault(
+        "only one of the ranks that share a key head trains it", HEADS,
+        ".sum(3) if copies > 1", ".select(3, 0).clone() if copies > 1",
+        EXCHANGE, "layers.1.attention.value.weight",
+    ),
+    Fault(
+        "heads come back in the order of another rank", HEADS,
+        "    return arriving.permute(1, 2, 0, 3, 4).flatten(2, 3).contiguous()\n",
+        "    return arriving.permute(1, 2, 3, 0, 4).flatten(2, 3).contiguous()\n",
+        GROUPED, "layers.0",
+    ),
+    Fault(
+        "gradients that go round are in no ledger", SEQUENCES,
+        "* (1 if forward else 2) if", "if",
+        CONTEXT, ledger=True,
     ),
     # ------------------------------------------------------------------ lower precisions
     Fault(

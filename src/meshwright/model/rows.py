@@ -86,8 +86,7 @@ def rows_to_torch(
     step = torch.tensor(rows.step, dtype=torch.int64, device=device)
     sample_ids_B = _move(device, rows.sample_ids)
     positions_BS, offsets_BS = _move(device, rows.positions), _move(device, rows.offsets)
-    document_ids_BS = None if rows.document_ids is None else _move(device, rows.document_ids)
-    valid_BS = None if rows.valid is None else _move(device, rows.valid)
+    document_ids_BS, valid_BS = _moved(device, rows.document_ids), _moved(device, rows.valid)
     # Without documents all sequences hold the same columns: one row of tables serves them all.
     alike = rows.document_ids is None and bool((rows.positions == rows.positions[:1]).all())
     cos_BS1F, sin_BS1F = None, None
@@ -141,17 +140,22 @@ def _met(meeting: Meeting, window: int, device: torch.device | str) -> Sight:
     if all(block.sees is not Sees.MASKED for block in met):
         return Sight(None, flat(met))
     one = slice(None) if queries.document_ids is not None or queries.valid is not None else slice(1)
-    of_keys = None if keys.valid is None else _move(device, keys.valid)
-    documents = [None if each.document_ids is None else _move(device, each.document_ids) for each in (queries, keys)]
+    documents = [_moved(device, each.document_ids) for each in (queries, keys)]
     seen = attention_mask(
         _move(device, queries.offsets[one]),
         _move(device, keys.offsets[one]),
         window=window,
         query_documents_BS=documents[0],
         key_documents_BZ=documents[1],
-        key_valid_BZ=of_keys,
+        key_valid_BZ=_moved(device, keys.valid),
     )
     return Sight(seen, flat(met))
+
+
+def _moved(
+    device: torch.device | str, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None
+) -> Tensor | None:
+    return None if array is None else _move(device, array)
 
 
 def _move(device: torch.device | str, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:

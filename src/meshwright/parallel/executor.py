@@ -236,13 +236,16 @@ class Executor:
     def _micro(self, micro: int) -> Inputs:
         if micro not in self._micros:
             device = self.allocator.device
-            part, met = self._batch.micro(micro, self.plan.accumulation), None
+            part = self._batch.micro(micro, self.plan.accumulation)
+            met = None
             if self.plan.degrees.cp > 1:
                 at = self.mesh.coordinates
                 met = meeting(self.plan, at, part.rows)
                 part = part.columns(held_columns(self.plan, at, part.rows))
-            dtype, seed = TORCH_DTYPES[self.plan.precision.compute], self.plan.seed
-            rows = rows_to_torch(part.rows, self.plan.arch, seed=seed, dtype=dtype, device=device, meeting=met)
+            dtype = TORCH_DTYPES[self.plan.precision.compute]
+            rows = rows_to_torch(
+                part.rows, self.plan.arch, seed=self.plan.seed, dtype=dtype, device=device, meeting=met
+            )
             self._micros[micro] = Inputs(
                 torch.from_numpy(part.inputs).to(device),
                 torch.from_numpy(part.labels).to(device),
