@@ -14,7 +14,8 @@ from typing import NamedTuple
 from meshwright.config.choices import Schedule
 from meshwright.layout.axes import DEFAULT_ORDER, Coordinates
 from meshwright.plan.action import Kind
-from meshwright.plan.folds.memory import Sizes, Timeline, memory
+from meshwright.plan.folds.memory import Timeline, memory
+from meshwright.plan.folds.sizes import Sizes
 from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import role_program

@@ -136,7 +136,7 @@ def message_seconds(target: Target, num_bytes: Array | float, stride: Array, ran
     return np.asarray(crossing * outside + (1 - crossing) * inside + target.values["link.call_s"])
 
 
-def exchange_seconds(target: Target, num_bytes: Array, group: Way, copies: Array | float) -> Array:
+def exchange_seconds(target: Target, num_bytes: Array | float, group: Way, copies: Array | float) -> Array:
     """All-to-all of a send buffer of `num_bytes`: what stays in the node over its link, the rest over the network.
 
     `copies`: how many copies of a token are sent; those for one node cross to it once:

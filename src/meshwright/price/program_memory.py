@@ -28,7 +28,8 @@ from meshwright.arch.passing import Gradients, backward_passing, forward_passing
 from meshwright.config.choices import Context, Dtype, Recompute, Schedule
 from meshwright.layout.axes import Degrees
 from meshwright.plan.category import Category
-from meshwright.plan.folds.memory import graph_sizes, narrowed, rows_bytes
+from meshwright.plan.folds.setting import narrowed
+from meshwright.plan.folds.sizes import graph_sizes, rows_bytes
 from meshwright.plan.plan import ContextSplit
 from meshwright.plan.schedules import SCHEDULES as FUNCTIONS
 from meshwright.plan.schedules import Work

@@ -14,7 +14,7 @@ from meshwright.arch.resolve import arch_from_model
 from meshwright.arch.tape import Tape
 from meshwright.config.choices import Dtype
 from meshwright.config.load import load_run
-from meshwright.plan.folds.memory import narrowed
+from meshwright.plan.folds.setting import narrowed
 
 SIZES = ("layers=2", "hidden=160", "heads=8", "head_dim=24", "ffn=208", "vocab=500")
 ROUTED = ("family=mixtral", "kv_heads=4", "experts=4", "experts_per_token=3")

@@ -8,7 +8,8 @@ import pytest
 from meshwright.layout.axes import Coordinates
 from meshwright.plan.category import Category
 from meshwright.plan.folds.ledger import ledger
-from meshwright.plan.folds.memory import memory, states
+from meshwright.plan.folds.memory import memory
+from meshwright.plan.folds.sizes import states
 from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.program import program
 from tests.unit.price import published

@@ -12,7 +12,9 @@ from meshwright.arch.arch import Experts
 from meshwright.config.choices import Dtype, OptimizerKind, Recompute, Schedule
 from meshwright.plan.action import Kind, Op
 from meshwright.plan.buckets import stage_buckets
-from meshwright.plan.folds.memory import Category, Event, Timeline, graph_sizes, memory, narrowed
+from meshwright.plan.folds.memory import Category, Event, Timeline, memory
+from meshwright.plan.folds.setting import narrowed
+from meshwright.plan.folds.sizes import graph_sizes
 from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.plan import Optimizer, Plan, Precision
 from meshwright.plan.program import program
