@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import subprocess
 from collections.abc import Iterator, Sequence
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ DRAWN, NEAR = 12, 0.15
 
 Tables = dict[str, Any]
 
+_AXES = "pp", "dp", "cp", "tp"
+
 
 def tables(micro: int = 2, order: Sequence[str] = ("pp", "dp", "ep", "cp", "tp"), **keys: Any) -> Tables:
     """A run of the model; `keys` are degrees, or keys of [parallel]."""
-    mesh = {axis: keys.pop(axis, 1) for axis in ("dp", "tp", "pp")}
+    mesh = {axis: keys.pop(axis, 1) for axis in _AXES}
     return {
         "name": "two-nodes",
         "model": MODEL,
@@ -76,14 +79,13 @@ def kendall(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def _meshes() -> Iterator[dict[str, int]]:
-    for dp in (1, 2, 4):
-        for tp in (1, 2, 4):
-            if 4 % (dp * tp) == 0:
-                yield {"dp": dp, "tp": tp, "pp": 4 // (dp * tp)}
+    for degrees in product((1, 2, 4), repeat=len(_AXES)):
+        if prod(degrees) == 4:
+            yield dict(zip(_AXES, degrees, strict=True))
 
 
 def _orders(mesh: dict[str, int]) -> Iterator[tuple[str, ...]]:
-    active = [axis for axis in ("pp", "dp", "tp") if mesh[axis] > 1]
+    active = [axis for axis in _AXES if mesh[axis] > 1]
     for order in permutations(active):
         yield (*order, *(axis for axis in ("pp", "dp", "ep", "cp", "tp") if axis not in active))
 
@@ -91,9 +93,9 @@ def _orders(mesh: dict[str, int]) -> Iterator[tuple[str, ...]]:
 def _ways(mesh: dict[str, int], order: tuple[str, ...]) -> Iterator[Tables]:
     micros = (1,) if mesh["pp"] > 1 else (1, 2)
     schedules = ("1f1b", "gpipe") if mesh["pp"] > 1 else ("1f1b",)
-    zeros = (0, 1, 2, 3) if mesh["dp"] > 1 and mesh["pp"] == 1 else (0, 1) if mesh["dp"] > 1 else (0,)
-    for micro in micros:
-        for schedule in schedules:
-            for zero in zeros:
-                for sequence in (True, False) if mesh["tp"] > 1 else (True,):
-                    yield tables(micro, order, **mesh, schedule=schedule, zero=zero, sequence=sequence)
+    replicas = mesh["dp"] * mesh["cp"]
+    zeros = (0, 1, 2, 3) if replicas > 1 and mesh["pp"] == 1 else (0, 1) if replicas > 1 else (0,)
+    sequences = (True, False) if mesh["tp"] > 1 else (True,)
+    contexts = ("ring", "allgather", "ulysses") if mesh["cp"] > 1 else ("ring",)
+    for micro, schedule, zero, sequence, context in product(micros, schedules, zeros, sequences, contexts):
+        yield tables(micro, order, **mesh, schedule=schedule, zero=zero, sequence=sequence, context=context)

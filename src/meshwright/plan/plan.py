@@ -119,6 +119,11 @@ class Precision:
         """Whether the optimizer keeps a copy of its own."""
         return self.compute is not self.master
 
+    @property
+    def sent_bytes(self) -> int:
+        """Of an element that ranks send each other; products of 8 bits round what they read where they are computed."""
+        return max(2, self.compute.num_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:

@@ -99,3 +99,8 @@ def test_experts_meet_those_that_share_them_only(model: str, zero: int, scale: i
     assert found[GroupName.DENSE].payload_bytes == pytest.approx(scale * 4 * dense, rel=1e-4)
     alone = ask(f"model.preset={model}", *step, "mesh.dp=1", "mesh.ep=4", gpus=4)
     assert not [row for row in alone.traffic if row.group is GroupName.EXPERT]
+
+
+def test_products_of_eight_bits_send_what_sixteen_do() -> None:
+    words = (*SMALL[:-1], "mesh.tp=2", "mesh.cp=2", "mesh.dp=2", "parallel.zero=3", "batch.global=4")
+    assert ask(*words, "precision.compute=float8", gpus=8).traffic == ask(*words, SMALL[-1], gpus=8).traffic

@@ -124,9 +124,9 @@ def _operation(plan: Plan, program: Program, action: Action) -> tuple[Operation,
         case Op.NORM:
             return Operation.ALL_REDUCE, norm_floats(plan) * SCALAR_BYTES
         case Op.SEND:
-            return Operation.SEND, border_elements(plan) * plan.precision.compute.num_bytes
+            return Operation.SEND, border_elements(plan) * plan.precision.sent_bytes
         case Op.GATHER | Op.PUBLISH:
-            return Operation.ALL_GATHER, program.buckets[action.bucket].numel * plan.precision.compute.num_bytes
+            return Operation.ALL_GATHER, program.buckets[action.bucket].numel * plan.precision.sent_bytes
         case Op.SUM if action.what is What.LOSS:
             return Operation.ALL_REDUCE, SCALAR_BYTES
         case Op.SUM:

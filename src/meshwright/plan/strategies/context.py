@@ -107,7 +107,7 @@ def calls(plan: Plan, action: Action) -> Iterator[Call]:
     ways = ulysses_ways(plan.degrees, plan.context)
     heads, kv_heads = _heads(plan)
     tokens = plan.batch.micro * plan.data.sequence_length // plan.degrees.cp
-    width = plan.precision.compute.num_bytes
+    width = plan.precision.sent_bytes
     query, value = plan.arch.head_dim * width, plan.arch.value_dim * width
     pair = query + value
     if ways > 1:

@@ -109,7 +109,7 @@ def calls(plan: Plan, action: Action, kind: Kind = Kind.TRAIN, exchange: Exchang
         if forward:
             own = count // plan.degrees.ep
             yield Call(GroupName.EP, Operation.ALL_TO_ALL, count * _COUNT_BYTES, (count - own) * _COUNT_BYTES)
-        width = plan.arch.hidden * plan.precision.compute.num_bytes
+        width = plan.arch.hidden * plan.precision.sent_bytes
         for rows in (exchange.sent, exchange.received):
             total = sum(rows)
             yield Call(GroupName.EP, Operation.ALL_TO_ALL, total * width, (total - rows[exchange.place]) * width)

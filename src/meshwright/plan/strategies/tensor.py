@@ -137,7 +137,7 @@ def _leaves(plan: Plan, forward: bool) -> Iterator[Call]:
 
 def _stream_call(plan: Plan, operation: Operation) -> Call:
     """All tokens' hidden states, or their cotangents."""
-    payload = micro_tokens(plan) * plan.arch.hidden * plan.precision.compute.num_bytes
+    payload = micro_tokens(plan) * plan.arch.hidden * plan.precision.sent_bytes
     return Call(GroupName.TP, operation, payload)
 
 
