@@ -81,7 +81,7 @@ FAULTS = [
     ),
     Fault(
         "every micro-batch reads the first one's samples", EXECUTOR,
-        "part, met = self._batch.micro(micro, self", "part, met = self._batch.micro(0, self",
+        "part = self._batch.micro(micro, self", "part = self._batch.micro(0, self",
         DP, "samples", "wrong rows",
     ),
     Fault(
@@ -499,7 +499,7 @@ FAULTS = [
     ),
     Fault(
         "random numbers by rank", EXECUTOR,
-        "seed=seed, dtype=dtype", "seed=seed + self.mesh.rank, dtype=dtype",
+        "seed=self.plan.seed, dtype", "seed=self.plan.seed + self.mesh.rank, dtype",
         runs({"dp": 2}, micro=2, model={"dropout": 0.25}), "embedding", "randomness",
     ),
     Fault(
