@@ -43,6 +43,7 @@ from meshwright.plan.action import Action, Op
 from meshwright.plan.operation import Operation
 from meshwright.plan.plan import ContextSplit, Plan
 from meshwright.plan.strategies.call import Call
+from meshwright.plan.strategies.tensor import micro_tokens
 
 __all__ = [
     "calls", "held_columns", "length_rule", "meeting", "problems", "ring_columns", "ring_place", "ring_ways",
@@ -109,7 +110,7 @@ def calls(plan: Plan, action: Action) -> Iterator[Call]:
     heads = plan.arch.heads // plan.degrees.tp
     kv_heads = own_kv_heads(plan.arch.kv_heads, plan.degrees.tp)
     met = met_kv_heads(kv_heads, ways)
-    tokens = plan.batch.micro * plan.data.sequence_length // plan.degrees.cp
+    tokens = micro_tokens(plan)
     width = plan.precision.sent_bytes
     query, value = plan.arch.head_dim * width, plan.arch.value_dim * width
     pair = query + value

@@ -99,11 +99,11 @@ def test_a_unit_that_meets_others_behind_a_sum_of_both_stages_may_hang(axis: dic
     which waits for their cotangent."""
     arch = {"tie_embeddings": True, **axis.pop("arch", {})}
     plan = make_plan(layers=4, pp=2, arch=arch, **axis)
-    programs = representatives(plan)
-    for rank, program in programs.items():
-        tied = find(program, lambda a: a.op is Op.SUM and a.group is GroupName.TIED)
-        last = max(i for i, a in enumerate(program.actions) if a.op is Op.BACKWARD and a.unit in (0, plan.arch.head_unit))
-        programs[rank] = moved(program, tied, last + 1)
+    programs, tied = representatives(plan), {0, plan.arch.head_unit}
+    for rank, own in programs.items():
+        launch = find(own, lambda a: a.op is Op.SUM and a.group is GroupName.TIED)
+        last = max(index for index, a in enumerate(own.actions) if a.op is Op.BACKWARD and a.unit in tied)
+        programs[rank] = moved(own, launch, last + 1)
     assert any("the step hangs" in text for text in problems(plan, build_graph(plan, programs)))
     assert problems(plan, build_graph(plan, programs, Streams.COMMUNICATOR)) == ()
     assert problems(plan, build_graph(plan)) == ()
