@@ -25,7 +25,7 @@ import numpy as np
 
 from meshwright.layout.rows import Integers, Rows
 
-__all__ = ["Block", "Meeting", "Sees", "block_of", "blocks", "flat"]
+__all__ = ["AttentionRows", "Block", "Sees", "block_of", "blocks", "flat"]
 
 
 class Sees(IntEnum):
@@ -38,7 +38,7 @@ class Sees(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class AttentionRows:
     """Queries of one ring coordinate, and the keys of all, those of a coordinate behind one another: in each sequence
     `ways` runs of as many columns, of which the `own`-th are the queries themselves. `fixed`: rectangles may not differ
     between batches of one shape."""
@@ -62,23 +62,23 @@ class Block:
 _EMPTY = Block((0, 0), (0, 0), Sees.NOTHING)
 
 
-def blocks(meeting: Meeting, window: int = 0) -> tuple[Block, ...]:
+def blocks(attention: AttentionRows, window: int = 0) -> tuple[Block, ...]:
     """The rectangle of every ring coordinate's keys; `window` counts tokens as in a layer, 0 is none."""
-    queries, keys = meeting.queries, meeting.keys
+    queries, keys = attention.queries, attention.keys
     ragged = queries.document_ids is not None or queries.valid is not None
-    size = keys.num_tokens // meeting.ways
-    if ragged and meeting.fixed:
-        return (Block((0, queries.num_tokens), (0, size), Sees.MASKED),) * meeting.ways
+    size = keys.num_tokens // attention.ways
+    if ragged and attention.fixed:
+        return (Block((0, queries.num_tokens), (0, size), Sees.MASKED),) * attention.ways
     sequences = queries.num_sequences if ragged else min(queries.num_sequences, 1)  # without these all are alike
     first, last = _seen(queries, keys, window)
     out = []
-    for source in range(meeting.ways):
+    for source in range(attention.ways):
         held = keys.offsets[:sequences, source * size : (source + 1) * size]
         low, high = (np.empty((sequences, queries.num_tokens), dtype=np.int64) for _ in range(2))
         for row in range(sequences):
             low[row] = np.searchsorted(held[row], first[row], side="left")
             high[row] = np.searchsorted(held[row], last[row], side="right")
-        out.append(_around(low, high, causal=source == meeting.own, may_be_whole=queries.valid is None))
+        out.append(_around(low, high, causal=source == attention.own, may_be_whole=queries.valid is None))
     return tuple(out)
 
 

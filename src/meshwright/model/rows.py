@@ -17,7 +17,7 @@ from torch import Tensor
 
 from meshwright.arch.arch import Arch
 from meshwright.layout import rows as layout
-from meshwright.layout.blocks import Meeting, Sees, blocks, flat
+from meshwright.layout.blocks import AttentionRows, Sees, blocks, flat
 from meshwright.model.counter import token_keys
 from meshwright.model.masks import attention_mask
 from meshwright.model.rope import rotary_tables
@@ -53,7 +53,7 @@ class Rows:
     sin: Tensor | None
     """The same of sines."""
     mask: Tensor | None
-    """(B or 1, 1, S, S) bool, of layers that see all before them; on a context axis as of a `Meeting`."""
+    """(B or 1, 1, S, S) bool, of layers that see all before them; on a context axis as of `AttentionRows`."""
     window_mask: Tensor | None
     """The same for layers with a sliding window."""
     blocks: tuple[int, ...] = ()
@@ -75,12 +75,12 @@ def rows_to_torch(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    meeting: Meeting | None = None,
+    attention: AttentionRows | None = None,
 ) -> Rows:
     """Index arithmetic -> tensors on `device` for a model of `arch` that computes in `dtype`.
 
-    `seed` is the run's (dropout). Tables keep float64 and are float32 in every lower precision. `meeting`: on a context
-    axis, what attention works on beside the tokens held.
+    `seed` is the run's (dropout). Tables keep float64 and are float32 in every lower precision. `attention`: on a
+    context axis, the queries and keys that it works on.
     """
 
     step = torch.tensor(rows.step, dtype=torch.int64, device=device)
@@ -96,8 +96,8 @@ def rows_to_torch(
         cos_BS1F, sin_BS1F = rotary_tables(arch.rope, arch.head_dim, held_BS, table_dtype)
 
     def sight(window: int) -> Sight:
-        if meeting is not None:
-            return _met(meeting, window, device)
+        if attention is not None:
+            return _met(attention, window, device)
         ragged = document_ids_BS is not None or valid_BS is not None
         span = int(np.ptp(rows.offsets)) + 1 if rows.offsets.size else 0
         if not ragged and not 0 < window < span:
@@ -134,9 +134,9 @@ def rows_to_torch(
     )
 
 
-def _met(meeting: Meeting, window: int, device: torch.device | str) -> Sight:
+def _met(attention: AttentionRows, window: int, device: torch.device | str) -> Sight:
     """The mask (B or 1, 1, queries, all keys), where a block needs one, and the blocks."""
-    met, (queries, keys) = blocks(meeting, window), (meeting.queries, meeting.keys)
+    met, (queries, keys) = blocks(attention, window), (attention.queries, attention.keys)
     if all(block.sees is not Sees.MASKED for block in met):
         return Sight(None, flat(met))
     one = slice(None) if queries.document_ids is not None or queries.valid is not None else slice(1)

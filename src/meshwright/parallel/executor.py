@@ -43,7 +43,7 @@ from meshwright.plan.folds.words import in_words
 from meshwright.plan.norm import NORM_FLOATS, NUM_TERMS, NormPart, has_terms, norm_floats
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program
-from meshwright.plan.strategies.context import held_columns, meeting
+from meshwright.plan.strategies.context import attention_rows, held_columns
 from meshwright.plan.strategies.tensor import stream_tokens
 
 Key = tuple[int, int]
@@ -243,14 +243,14 @@ class Executor:
         if micro not in self._micros:
             device = self.allocator.device
             part = self._batch.micro(micro, self.plan.accumulation)
-            met = None
+            attention = None
             if self.plan.degrees.cp > 1:
                 at = self.mesh.coordinates
-                met = meeting(self.plan, at, part.rows)
+                attention = attention_rows(self.plan, at, part.rows)
                 part = part.columns(held_columns(self.plan, at, part.rows))
             dtype = TORCH_DTYPES[self.plan.precision.compute]
             rows = rows_to_torch(
-                part.rows, self.plan.arch, seed=self.plan.seed, dtype=dtype, device=device, meeting=met
+                part.rows, self.plan.arch, seed=self.plan.seed, dtype=dtype, device=device, attention=attention
             )
             self._micros[micro] = Inputs(
                 torch.from_numpy(part.inputs).to(device),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.layout.blocks import Block, Meeting, Sees, block_of, blocks, flat
+from meshwright.layout.blocks import AttentionRows, Block, Sees, block_of, blocks, flat
 from meshwright.layout.rows import (
     Integers,
     Rows,
@@ -36,14 +36,14 @@ def rows_of(cuts: list[list[int]] | None, padding: int = 0, sequences: int = 2) 
     return whole_rows(0, ids, LENGTH, None if cuts is None else np.stack([documents(each) for each in cuts]))
 
 
-def meeting_of(rows: Rows, columns: Integers, own: int, fixed: bool = False) -> Meeting:
+def attention_of(rows: Rows, columns: Integers, own: int, fixed: bool = False) -> AttentionRows:
     keys = np.concatenate(list(columns), axis=-1)
-    return Meeting(rows.columns(columns[own]), rows.columns(keys), len(columns), own, fixed)
+    return AttentionRows(rows.columns(columns[own]), rows.columns(keys), len(columns), own, fixed)
 
 
-def mask_of(meeting: Meeting, window: int) -> Flags:
+def mask_of(attention: AttentionRows, window: int) -> Flags:
     """(B, Q, Z), one pair after the other."""
-    queries, keys = meeting.queries, meeting.keys
+    queries, keys = attention.queries, attention.keys
     out = np.zeros((queries.num_sequences, queries.num_tokens, keys.num_tokens), dtype=np.bool_)
     for row, one, other in np.ndindex(*out.shape):
         back = queries.offsets[row, one] - keys.offsets[row, other]
@@ -69,11 +69,11 @@ def painted(block: Block, mask: Flags) -> Flags:
     return out
 
 
-def check(meeting: Meeting, window: int) -> tuple[Block, ...]:
-    mask, found = mask_of(meeting, window), blocks(meeting, window)
-    for block, part in zip(found, np.split(mask, meeting.ways, axis=2), strict=True):
+def check(attention: AttentionRows, window: int) -> tuple[Block, ...]:
+    mask, found = mask_of(attention, window), blocks(attention, window)
+    for block, part in zip(found, np.split(mask, attention.ways, axis=2), strict=True):
         assert (painted(block, part) == part).all(), block
-        if block.sees is not Sees.NOTHING and meeting.queries.valid is None:
+        if block.sees is not Sees.NOTHING and attention.queries.valid is None:
             inside = part[:, slice(*block.queries), slice(*block.keys)]
             edges = (inside[:, 0], inside[:, -1], inside[..., 0], inside[..., -1])
             assert all(edge.any() for edge in edges), f"{block} has an edge that nobody sees"
@@ -95,7 +95,7 @@ def test_what_is_seen_is_the_mask_token_by_token(
         columns = contiguous_columns(LENGTH, ways)
     elif layout == "documents" and rows.document_ids is not None:
         columns = head_tail_columns_by_document(rows.document_ids, ways)
-    check(meeting_of(rows, columns, data.draw(st.integers(0, ways - 1))), window)
+    check(attention_of(rows, columns, data.draw(st.integers(0, ways - 1))), window)
 
 
 @pytest.mark.parametrize("ways", [2, 3, 4])
@@ -103,36 +103,36 @@ def test_heads_and_tails_need_no_mask_and_are_half_blocks(ways: int) -> None:
     """Every coordinate works on as many pairs: its own triangle, and half a block of each other."""
     size, half = LENGTH // ways, LENGTH // ways // 2
     for own in range(ways):
-        met = check(meeting_of(rows_of(None), head_tail_columns(LENGTH, ways), own), 0)
+        met = check(attention_of(rows_of(None), head_tail_columns(LENGTH, ways), own), 0)
         assert met[own] == Block((0, size), (0, size), Sees.CAUSAL)
         assert set(met[:own]) <= {Block((0, size), (0, half), Sees.ALL)}
         assert set(met[own + 1 :]) <= {Block((half, size), (0, size), Sees.ALL)}
 
 
 def test_runs_see_all_before_them_and_nothing_behind() -> None:
-    met = check(meeting_of(rows_of(None), contiguous_columns(LENGTH, 3), 1), 0)
+    met = check(attention_of(rows_of(None), contiguous_columns(LENGTH, 3), 1), 0)
     assert [block.sees for block in met] == [Sees.ALL, Sees.CAUSAL, Sees.NOTHING]
 
 
 def test_blocks_of_other_documents_and_behind_a_window_are_left_out() -> None:
-    one = check(meeting_of(rows_of([[12], [12]]), contiguous_columns(LENGTH, 4), 2), 0)
+    one = check(attention_of(rows_of([[12], [12]]), contiguous_columns(LENGTH, 4), 2), 0)
     assert [block.sees for block in one] == [Sees.NOTHING, Sees.NOTHING, Sees.CAUSAL, Sees.NOTHING]
-    two = check(meeting_of(rows_of(None), contiguous_columns(LENGTH, 4), 3), 7)
+    two = check(attention_of(rows_of(None), contiguous_columns(LENGTH, 4), 3), 7)
     assert [block.sees for block in two] == [Sees.NOTHING, Sees.NOTHING, Sees.MASKED, Sees.CAUSAL]
     assert two[2] == Block((0, 6), (0, 6), Sees.MASKED)
-    assert check(meeting_of(rows_of(None), contiguous_columns(LENGTH, 4), 3), 4)[2].queries == (0, 3)
+    assert check(attention_of(rows_of(None), contiguous_columns(LENGTH, 4), 3), 4)[2].queries == (0, 3)
 
 
 def test_compiled_units_meet_the_same_rectangles_whatever_the_documents() -> None:
     columns = head_tail_columns(LENGTH, 2)
-    met = [blocks(meeting_of(rows_of([cut, cut]), columns, 1, fixed=True)) for cut in ([3], [20], [12, 13])]
+    met = [blocks(attention_of(rows_of([cut, cut]), columns, 1, fixed=True)) for cut in ([3], [20], [12, 13])]
     assert met == [(Block((0, 12), (0, 12), Sees.MASKED),) * 2] * 3
-    free = [blocks(meeting_of(rows_of(None), columns, 1, fixed=fixed), window=5) for fixed in (False, True)]
+    free = [blocks(attention_of(rows_of(None), columns, 1, fixed=fixed), window=5) for fixed in (False, True)]
     assert free[0] == free[1]
 
 
 def test_kernels_get_five_numbers_a_block() -> None:
-    met = blocks(meeting_of(rows_of(None), head_tail_columns(LENGTH, 2), 0))
+    met = blocks(attention_of(rows_of(None), head_tail_columns(LENGTH, 2), 0))
     numbers = flat(met)
     assert tuple(block_of(numbers, source) for source in range(len(met))) == met
     assert [numbers[low:high] for low, high in pairwise(range(0, 11, 5))] == [(0, 12, 0, 12, 2), (6, 12, 0, 12, 1)]

@@ -16,7 +16,7 @@ from meshwright.comm.mesh import Mesh
 from meshwright.comm.operations import Handle
 from meshwright.comm.pretend import pretended_world
 from meshwright.comm.registry import registered
-from meshwright.layout.blocks import Meeting, Sees, blocks, flat
+from meshwright.layout.blocks import AttentionRows, Sees, blocks, flat
 from meshwright.layout.groups import GroupName
 from meshwright.layout.rows import head_tail_columns, whole_rows
 from meshwright.model.masks import attention_mask
@@ -26,9 +26,9 @@ from meshwright.plan.action import Phase
 RANKS, LENGTH = 4, 16
 
 
-def meeting_of(rank: int) -> Meeting:
+def attention_of(rank: int) -> AttentionRows:
     rows, columns = whole_rows(0, np.arange(2), LENGTH), head_tail_columns(LENGTH, RANKS)
-    return Meeting(rows.columns(columns[rank]), rows.columns(columns.reshape(-1)), RANKS, rank)
+    return AttentionRows(rows.columns(columns[rank]), rows.columns(columns.reshape(-1)), RANKS, rank)
 
 
 @pytest.fixture(params=range(RANKS), ids=lambda rank: f"rank {rank}")
@@ -77,7 +77,7 @@ def test_a_ring_holds_two_foreign_blocks_at_most(ring: tuple[int, Mesh], monkeyp
     monkeypatch.setattr(context_blocks, "_send_on", followed)
     for name in ("attend_block", "block_gradients"):
         monkeypatch.setattr(context_blocks, name, counted(name))
-    go_round(mesh, None, flat(blocks(meeting_of(rank))))
+    go_round(mesh, None, flat(blocks(attention_of(rank))))
     assert most == {"attend_block": 2, "block_gradients": 3}
     assert len(arrived) == 3 * (RANKS - 1)
 
@@ -88,7 +88,7 @@ def test_hops_under_way_together_are_launched_in_one_order_by_all(
 ) -> None:
     """Messages between two ranks are matched by it: keys and values, then gradients, whatever a rank sees."""
     rank, mesh = ring
-    meeting, send_on = meeting_of(rank), context_blocks._send_on
+    attention, send_on = attention_of(rank), context_blocks._send_on
     launched: list[str] = []
     came: list[Tensor] = []  # blocks of keys and values that arrived, which are what is sent on
 
@@ -100,24 +100,24 @@ def test_hops_under_way_together_are_launched_in_one_order_by_all(
         return send_on(over, outgoing, arriving)
 
     monkeypatch.setattr(context_blocks, "_send_on", followed)
-    offsets = [torch.from_numpy(each.offsets[:1]) for each in (meeting.queries, meeting.keys)]
+    offsets = [torch.from_numpy(each.offsets[:1]) for each in (attention.queries, attention.keys)]
     mask = attention_mask(*offsets, window=window) if window else None
-    go_round(mesh, mask, flat(blocks(meeting, window)), between=launched.clear)
+    go_round(mesh, mask, flat(blocks(attention, window)), between=launched.clear)
     assert launched == ["keys", "keys", "gradients", "keys", "gradients", "gradients"]
 
 
 def test_what_nobody_sees_is_sent_and_not_worked_on(ring: tuple[int, Mesh], monkeypatch: pytest.MonkeyPatch) -> None:
     """A window of two tokens: most blocks are behind it, and every rank sends as many."""
     rank, mesh = ring
-    meeting, worked = meeting_of(rank), [0]
-    met, work = blocks(meeting, window=2), context_blocks.attend_block
+    attention, worked = attention_of(rank), [0]
+    met, work = blocks(attention, window=2), context_blocks.attend_block
 
     def counted(*given: Any) -> Any:
         worked[0] += 1
         return work(*given)
 
     monkeypatch.setattr(context_blocks, "attend_block", counted)
-    offsets = [torch.from_numpy(each.offsets[:1]) for each in (meeting.queries, meeting.keys)]
+    offsets = [torch.from_numpy(each.offsets[:1]) for each in (attention.queries, attention.keys)]
     go_round(mesh, attention_mask(*offsets, window=2), flat(met))
     seen = sum(block.sees is not Sees.NOTHING for block in met)
     assert worked[0] == seen < RANKS

@@ -159,7 +159,7 @@ class _Builder:
             node_of.update(dict.fromkeys(instance.issued, node))
         for rank, program in self._programs.items():
             last: dict[object, int] = {}
-            meets = _Meeting(self._plan, program.kind)
+            inside = _Inside(self._plan, program.kind)
             for index, action in enumerate(program.actions):
                 if action.launches:
                     node = node_of[rank, index]
@@ -169,7 +169,7 @@ class _Builder:
                     last[key] = node
                 elif action.op is Op.WAIT and (rank, action.of) in node_of:
                     self._after[self._first[rank] + index].append(node_of[rank, action.of])
-                elif Streams.STRICT in last and meets.others(action):
+                elif Streams.STRICT in last and inside.meets_others(action):
                     self._after[self._first[rank] + index].append(last[Streams.STRICT])
 
     def _order(self, instance: Instance) -> object:
@@ -178,14 +178,14 @@ class _Builder:
         return instance.stream if alone else Streams.STRICT
 
 
-class _Meeting:
+class _Inside:
     """Which units meet other ranks while they are computed."""
 
     def __init__(self, plan: Plan, kind: Kind) -> None:
         self._plan, self._kind = plan, kind
         self._known: dict[tuple[Op, int, bool], bool] = {}
 
-    def others(self, action: Action) -> bool:
+    def meets_others(self, action: Action) -> bool:
         if action.op not in COMPUTE:
             return False
         key = action.op, action.unit, action.split  # the same in every micro-batch

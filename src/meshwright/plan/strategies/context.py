@@ -29,7 +29,7 @@ from meshwright.config.choices import Context
 from meshwright.config.divisors import nearest_divisors
 from meshwright.config.errors import RequestError
 from meshwright.layout.axes import Coordinates
-from meshwright.layout.blocks import Meeting
+from meshwright.layout.blocks import AttentionRows
 from meshwright.layout.groups import GroupName
 from meshwright.layout.rows import (
     Integers,
@@ -46,7 +46,7 @@ from meshwright.plan.strategies.call import Call
 from meshwright.plan.strategies.tensor import micro_tokens
 
 __all__ = [
-    "calls", "held_columns", "length_rule", "meeting", "problems", "ring_columns", "ring_place", "ring_ways",
+    "attention_rows", "calls", "held_columns", "length_rule", "problems", "ring_columns", "ring_place", "ring_ways",
     "split_rule", "ulysses_ways",
 ]  # fmt: skip
 
@@ -93,12 +93,12 @@ def held_columns(plan: Plan, at: Coordinates, rows: Rows) -> Integers:
     return np.ascontiguousarray(columns[..., part_of(columns.shape[-1], at.cp % ways, ways)])
 
 
-def meeting(plan: Plan, at: Coordinates, rows: Rows) -> Meeting:
+def attention_rows(plan: Plan, at: Coordinates, rows: Rows) -> AttentionRows:
     """Whole sequences -> what the attention of the rank at `at` works on: for heads of its own all queries of its ring
     coordinate, and all keys."""
     columns, own = ring_columns(plan, rows), ring_place(plan, at)
     keys = np.concatenate(list(columns), axis=-1)
-    return Meeting(rows.columns(columns[own]), rows.columns(keys), len(columns), own, plan.execution.compile)
+    return AttentionRows(rows.columns(columns[own]), rows.columns(keys), len(columns), own, plan.execution.compile)
 
 
 def calls(plan: Plan, action: Action) -> Iterator[Call]:
