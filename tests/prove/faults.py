@@ -18,7 +18,7 @@ DIRECT, DIRECT_TENSOR, LINEAR, VOCABULARY = (
     f"parallel/{name}.py" for name in ("direct", "tensor_direct", "tensor_linear", "tensor_vocabulary")
 )
 FORMS = "parallel/recompute_forms.py"
-RECIPES, OFFLOAD, NORMS = "parallel/recompute.py", "parallel/offload.py", "parallel/norms.py"
+RECIPES, OFFLOAD = "parallel/recompute.py", "parallel/offload.py"
 CONJUGATE, RING, ROWS = "comm/conjugate.py", "comm/ring.py", "layout/rows.py"
 NORMS, ROTATION = "parallel/norms.py", "parallel/rotation.py"
 OWNERSHIP = "layout/ownership.py"

@@ -18,6 +18,7 @@ from enum import Enum
 from functools import lru_cache
 
 from meshwright.arch.arch import Arch, Experts, Latent, Norm
+from meshwright.arch.heads import met_kv_heads
 from meshwright.arch.tensors import UnitKind
 from meshwright.config.choices import Dtype
 
@@ -67,7 +68,7 @@ class Crossing:
 
     def met_heads(self, kv_heads: int) -> int:
         """Key/value heads that the ranks of a part work on: a head once for each rank that needs it."""
-        return self.ulysses * max(kv_heads // self.ulysses, 1)
+        return met_kv_heads(kv_heads, self.ulysses)
 
 
 @dataclass(frozen=True, slots=True)

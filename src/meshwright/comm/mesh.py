@@ -71,7 +71,7 @@ class Mesh:
         copies = kv_copies(plan.degrees, plan.arch)
         return cls(
             **ways, order=plan.degrees.order, shard_within=plan.sharding.within, kv_copies=copies,
-            ulysses=ulysses_ways(plan.degrees, plan.context),
+            ulysses=ulysses_ways(plan.degrees.cp, plan.context),
         )  # fmt: skip
 
     def check_runs(self, plan: Plan) -> None:

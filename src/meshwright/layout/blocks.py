@@ -17,7 +17,7 @@ B  sequences      Q  queries of each      Z  keys of a block
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -25,7 +25,7 @@ import numpy as np
 
 from meshwright.layout.rows import Integers, Rows
 
-__all__ = ["Block", "Meeting", "Sees", "blocks", "flat"]
+__all__ = ["Block", "Meeting", "Sees", "block_of", "blocks", "flat"]
 
 
 class Sees(IntEnum):
@@ -83,8 +83,14 @@ def blocks(meeting: Meeting, window: int = 0) -> tuple[Block, ...]:
 
 
 def flat(each: Iterable[Block]) -> tuple[int, ...]:
-    """Five numbers a block, for kernels: queries, keys, what they see."""
+    """Five numbers a block, queries, keys and what they see: a graph holds no objects."""
     return tuple(number for block in each for number in (*block.queries, *block.keys, int(block.sees)))
+
+
+def block_of(numbers: Sequence[int], source: int) -> Block:
+    """The block of a ring coordinate's keys, out of `flat`."""
+    low, high, first, last, sees = numbers[5 * source : 5 * source + 5]
+    return Block((low, high), (first, last), Sees(sees))
 
 
 def _seen(rows: Rows, keys: Rows, window: int) -> tuple[Integers, Integers]:

@@ -95,7 +95,7 @@ def rows_to_torch(
         held_BS = positions_BS[:1] if alike else positions_BS
         cos_BS1F, sin_BS1F = rotary_tables(arch.rope, arch.head_dim, held_BS, table_dtype)
 
-    def mask(window: int) -> Sight:
+    def sight(window: int) -> Sight:
         if meeting is not None:
             return _met(meeting, window, device)
         ragged = document_ids_BS is not None or valid_BS is not None
@@ -114,8 +114,8 @@ def rows_to_torch(
         return Sight(seen)
 
     windows = {arch.window(layer) for layer in range(arch.layers)}
-    everything = mask(0) if 0 in windows else Sight(None)
-    window = mask(arch.sliding_window) if windows - {0} else Sight(None)
+    everything = sight(0) if 0 in windows else Sight(None)
+    windowed = sight(arch.sliding_window) if windows - {0} else Sight(None)
     return Rows(
         step=step,
         sample_ids=sample_ids_B,
@@ -127,9 +127,9 @@ def rows_to_torch(
         cos=cos_BS1F,
         sin=sin_BS1F,
         mask=everything.mask,
-        window_mask=window.mask,
+        window_mask=windowed.mask,
         blocks=everything.blocks,
-        window_blocks=window.blocks,
+        window_blocks=windowed.blocks,
         first_feature=rows.first_feature,
     )
 

@@ -17,26 +17,17 @@ from torch import Tensor, nn
 from meshwright.layout.axes import Coordinates
 from meshwright.model.balance import move_bias
 from meshwright.model.routers import prepare_routers, routers_of
-from meshwright.parallel.expert_axis import ExpertAxis
 from meshwright.plan.norm import NUM_TERMS, bias_names, counts_at
 from meshwright.plan.plan import Plan
-from meshwright.plan.strategies.expert import Routed
 
 __all__ = ["Balancer"]
 
 
 class Balancer:
-    """The routers of one rank's `units`, by unit number, over its steps; `axis` is how they reach experts elsewhere."""
+    """The routers of one rank's `units`, by unit number, over its steps."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        units: Mapping[int, nn.Module],
-        at: Coordinates,
-        device: torch.device,
-        axis: ExpertAxis | None = None,
-    ) -> None:
-        self._plan, self._counts_here, self._axis = plan, at.tp == 0, axis
+    def __init__(self, plan: Plan, units: Mapping[int, nn.Module], at: Coordinates, device: torch.device) -> None:
+        self._plan, self._counts_here = plan, at.tp == 0
         self.biases = prepare_routers(plan, units, device, 1.0 / plan.degrees.tp)
         """(E,) float32 of every routed layer of the model, by name; empty where nothing is biased."""
         self._routers = routers_of(units)
@@ -47,15 +38,11 @@ class Balancer:
         """Open a step whose losses are multiplied by `scale` in backward."""
         self._counts.clear()
         self._terms = None
-        if self._axis is not None:
-            self._axis.begin()
         for router in self._routers.values():
             router.balance.scale = scale
 
-    def count(self, unit: int, micro: int) -> None:
+    def count(self, unit: int) -> None:
         """Add what the forward of a unit has just routed."""
-        if self._axis is not None:
-            self._axis.record(unit, micro)
         router = self._routers.get(unit)
         if router is None or router.counts is None:
             return
@@ -65,11 +52,6 @@ class Balancer:
         if router.terms is not None:
             terms = router.terms.double()
             self._terms = terms if self._terms is None else self._terms + terms
-
-    @property
-    def routed(self) -> Routed:
-        """Rows that were exchanged in the step; none where all experts are here."""
-        return self._axis.routed if self._axis is not None else {}
 
     def pack(self, packed: Tensor) -> None:
         """Write this rank's counts and terms into the vector that the world adds up."""

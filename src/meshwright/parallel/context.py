@@ -41,11 +41,7 @@ class ContextAxis:
         """`model.attention.Core`, for the tokens held: (B, S/C, H, K) -> the same shape."""
         if not self.ulysses:
             return self._blocks(q_BSHK, k_BSGK, v_BSGK, sight)
-        met = heads_for_tokens(q_BSHK, k_BSGK, v_BSGK, self.ulysses)
-        ways = met.shape[1] // q_BSHK.shape[1]
-        heads = q_BSHK.shape[2] // ways
-        kv_heads = (met.shape[2] - heads) // 2
-        q, k, v = torch.split(met, [heads, kv_heads, kv_heads], dim=2)
+        q, k, v = heads_for_tokens(q_BSHK, k_BSGK, v_BSGK, self.ulysses)
         y = self._blocks(q.contiguous(), k, v, sight) if self.ring else attend(q, k, v, sight)
         out: Tensor = tokens_for_heads(y, self.ulysses)
         return out
@@ -67,13 +63,15 @@ def context_axis(plan: Plan, named: Callable[[GroupName], str]) -> ContextAxis:
         return ContextAxis(gather=named(GroupName.CP))
     return ContextAxis(
         ring=named(GroupName.RING) if ring_ways(plan) > 1 else "",
-        ulysses=named(GroupName.ULYSSES) if ulysses_ways(plan.degrees, plan.context) > 1 else "",
+        ulysses=named(GroupName.ULYSSES) if ulysses_ways(plan.degrees.cp, plan.context) > 1 else "",
     )
 
 
 def apply_context(units: Iterable[nn.Module], axis: ContextAxis) -> None:
-    """Replace the core of every attention of these units, in place."""
+    """Replace the core of every attention of these units, in place, once. A second application raises ValueError."""
     for unit in units:
         for module in unit.modules():
             if isinstance(module, Attention):
+                if module.core is not attend:
+                    raise ValueError("the core of this attention has been replaced already")
                 module.core = axis.core

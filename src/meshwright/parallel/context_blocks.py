@@ -7,8 +7,11 @@
                          kv1 -> 2           kv0 -> 2
 
 A hop is launched before the block at hand is worked on, so at most two blocks of others exist at a time, and in
-backward the gradients of one. Those start at their owner's successor and go round with the block: ring - 1 hops each.
-Masked work is left out, hops never are.
+backward as many of their gradients: one leaves, one arrives. Those start at their owner's successor and go round with
+the block: ring - 1 hops each. Masked work is left out, hops never are.
+
+Two hops are under way at once in backward. All ranks launch them in one order, that of the steps, keys and values
+before gradients; messages between two ranks are matched in it, by gloo and by NCCL's one stream of a communicator.
 
     B  sequences    Q  tokens of a ring coordinate    H  query heads, G of keys    K  elements of a head    R  ring
 
@@ -28,7 +31,7 @@ from meshwright.comm import operations
 from meshwright.comm.communicator import Communicator
 from meshwright.comm.custom import finish
 from meshwright.comm.registry import lookup
-from meshwright.layout.blocks import Sees
+from meshwright.layout.blocks import Sees, block_of
 from meshwright.parallel.context_kernels import attend_block, block_gradients, merge_
 from meshwright.plan.operation import Operation
 
@@ -42,12 +45,13 @@ class _View:
     """What of a block the queries see: the slices that `layout.blocks` decided."""
 
     def __init__(self, numbers: Sequence[int], mask: Tensor | None, source: int, size: int) -> None:
-        low, high, first, last, sees = numbers[5 * source : 5 * source + 5]
-        self.seen, self.causal = sees != Sees.NOTHING, sees == Sees.CAUSAL
-        self.queries, self.keys = slice(low, high), slice(first, last)
-        if sees != Sees.MASKED:
-            mask = None
-        self.mask = None if mask is None else mask[..., low:high, source * size + first : source * size + last]
+        block = block_of(numbers, source)
+        self.seen, self.causal = block.sees is not Sees.NOTHING, block.sees is Sees.CAUSAL
+        self.queries, self.keys = slice(*block.queries), slice(*block.keys)
+        self.mask: Tensor | None = None
+        if block.sees is Sees.MASKED:
+            assert mask is not None
+            self.mask = mask[..., self.queries, source * size : (source + 1) * size][..., self.keys]
 
 
 class _Merged:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.arch.heads import own_kv_heads
 from meshwright.comm import operations
 from meshwright.comm.custom import finish, size_of
 from meshwright.comm.registry import lookup
@@ -26,8 +27,19 @@ from meshwright.comm.registry import lookup
 __all__ = ["heads_for_tokens", "tokens_for_heads"]
 
 
+def heads_for_tokens(q: Tensor, k: Tensor, v: Tensor, group: str) -> tuple[Tensor, Tensor, Tensor]:
+    """q (B, n, H, K), k and v (B, n, G, K) -> own heads of each, (B, U * n, h, K) and twice (B, U * n, g, K).
+
+    All-to-all over `group`, forward and backward. They are views of what arrived.
+    """
+    ways = size_of(group)
+    kv_heads = own_kv_heads(k.shape[2], ways)
+    own_q, own_k, own_v = torch.split(_packed_heads(q, k, v, group), [q.shape[2] // ways, kv_heads, kv_heads], dim=2)
+    return own_q, own_k, own_v
+
+
 @torch.library.custom_op("meshwright::heads_for_tokens", mutates_args=())
-def heads_for_tokens(q: Tensor, k: Tensor, v: Tensor, group: str) -> Tensor:
+def _packed_heads(q: Tensor, k: Tensor, v: Tensor, group: str) -> Tensor:
     """q (B, n, H, K), k and v (B, n, G, K) -> (B, U * n, h + 2 g, K): queries, keys and values of own heads."""
     ways = size_of(group)
     parts = [_by_rank(each, ways) for each in (q, k, v)]
@@ -37,7 +49,7 @@ def heads_for_tokens(q: Tensor, k: Tensor, v: Tensor, group: str) -> Tensor:
 
 @torch.library.custom_op("meshwright::tokens_for_heads", mutates_args=())
 def tokens_for_heads(y: Tensor, group: str) -> Tensor:
-    """(B, U * n, h, K) -> (B, n, H, K)."""
+    """(B, U * n, h, K) -> (B, n, H, K). All-to-all over `group`, forward and backward."""
     arriving = _exchanged(_cut_tokens(y, size_of(group)), group)
     return arriving.permute(1, 2, 0, 3, 4).flatten(2, 3).contiguous()
 
@@ -46,7 +58,7 @@ def tokens_for_heads(y: Tensor, group: str) -> Tensor:
 def _heads_back(g: Tensor, heads: int, kv_heads: int, group: str) -> tuple[Tensor, Tensor, Tensor]:
     """(B, U * n, h + 2 g, K) -> gradients (B, n, H, K), (B, n, G, K) and again."""
     ways = size_of(group)
-    own, own_kv = heads // ways, max(kv_heads // ways, 1)
+    own, own_kv = heads // ways, own_kv_heads(kv_heads, ways)
     arriving = _exchanged(_cut_tokens(g, ways), group)
     of_q, of_k, of_v = torch.split(arriving.permute(1, 2, 0, 3, 4), [own, own_kv, own_kv], dim=3)
     return of_q.flatten(2, 3).contiguous(), _summed(of_k, kv_heads), _summed(of_v, kv_heads)
@@ -90,10 +102,10 @@ def _exchanged(leaving: Tensor, group: str) -> Tensor:
     return arriving
 
 
-@heads_for_tokens.register_fake
+@_packed_heads.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, group: str) -> Tensor:
     ways = size_of(group)
-    heads = q.shape[2] // ways + 2 * max(k.shape[2] // ways, 1)
+    heads = q.shape[2] // ways + 2 * own_kv_heads(k.shape[2], ways)
     return q.new_empty(q.shape[0], q.shape[1] * ways, heads, q.shape[3])
 
 
@@ -125,7 +137,7 @@ def _keep_group(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.group = inputs[-1]
 
 
-heads_for_tokens.register_autograd(
+_packed_heads.register_autograd(
     lambda ctx, g: (*_heads_back(g, ctx.heads, ctx.kv_heads, ctx.group), None), setup_context=_keep_heads
 )
 tokens_for_heads.register_autograd(lambda ctx, g: (_tokens_back(g, ctx.group), None), setup_context=_keep_group)

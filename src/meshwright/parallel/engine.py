@@ -112,12 +112,16 @@ class Engine:
         self._products, self._names = WeightProducts(self.stores), set[str]()
         self._apply_strategies(units)
         self._adopt_parameters()
-        self.balancer = self._balance(units, read) if plan.arch.experts is not None else None
+        self.expert_axis: ExpertAxis | None = None
+        self.balancer: Balancer | None = None
+        if plan.arch.experts is not None:
+            self.expert_axis = self._apply_experts(units, read)
+            self.balancer = Balancer(plan, units, mesh.coordinates, self.allocator.device)
         if start_values:
             for store in self.stores:
                 store.initialise()
         parts = mesh, units, self.stores, self.allocator, self._products, read
-        self._train = Executor(plan, training, *parts, self.balancer)
+        self._train = Executor(plan, training, *parts, self.balancer, self.expert_axis)
         self.loss_scale = self._train.loss_scale
         on_cpu = self.allocator.device.type == "cpu"
         for told in plan_warnings(plan, on_cpu) if mesh.rank == 0 else ():
@@ -170,14 +174,13 @@ class Engine:
         return self.mesh.communicator(group.name)
 
     def _apply_strategies(self, units: dict[int, nn.Module]) -> None:
-        """Replace forwards, in this order: norms, rotation, both axes, products, recomputation, compilation."""
+        """Replace forwards, in this order: norms, rotation, context, tensor, products, recomputation, compilation."""
         execution = self.plan.execution
         if not execution.compile:  # a compiler fuses them by itself
             apply_norms(units.values())
             apply_rotation(units.values())
         if self.plan.degrees.cp > 1:
-            axis_of = context_axis(self.plan, lambda name: self._named(self.mesh.communicator(name)))
-            apply_context(units.values(), axis_of)
+            apply_context(units.values(), context_axis(self.plan, self._group))
         axis = self._apply_tensor(units) if self.plan.degrees.tp > 1 else None
         if execution.compile:
             compile_units(units.values())
@@ -187,20 +190,25 @@ class Engine:
         if execution.recompute is Recompute.SELECTIVE:  # a compiler chooses by itself what it keeps
             apply_selective(units.values(), self._products, axis, keeps_core=self.plan.degrees.cp > 1)
 
-    def _balance(self, units: dict[int, nn.Module], read: Callable[[Tensor], list[float]]) -> Balancer:
+    def _apply_experts(self, units: dict[int, nn.Module], read: Callable[[Tensor], list[float]]) -> ExpertAxis | None:
+        """Replace the forwards of routers and experts; None where all experts are here."""
         apply_experts(units.values(), self._products, read)
-        plan, at, axis = self.plan, self.mesh.coordinates, None
-        if plan.degrees.ep > 1:
-            axis = ExpertAxis(plan, at, self._named(self.mesh.communicator(GroupName.EP)), units)
-        if plan.degrees.cp > 1:
-            whole_choices(units.values(), self._named(self.mesh.communicator(GroupName.CP)))
-        return Balancer(plan, units, at, self.allocator.device, axis)
+        if self.plan.degrees.cp > 1:
+            whole_choices(units.values(), self._group(GroupName.CP))
+        if self.plan.degrees.ep == 1:
+            return None
+        group = self._group(GroupName.EP)
+        return ExpertAxis(self.plan, self.mesh.coordinates, group, units)
 
     def _apply_tensor(self, units: dict[int, nn.Module]) -> TensorAxis:
         over = replace(self.mesh.communicator(GroupName.TP), ring=self.plan.execution.asynchronous_tensor)
         axis = tensor_axis(self.plan, self.mesh.coordinates, self._named(over), self._products)
         apply_tensor(list(units.values()), axis)
         return axis
+
+    def _group(self, name: GroupName) -> str:
+        """A group of this rank, known by name."""
+        return self._named(self.mesh.communicator(name))
 
     def _named(self, over: Communicator) -> str:
         """Make a group of the units' collectives known by name as long as the engine lives, and how it is used."""

@@ -33,6 +33,7 @@ from meshwright.optim.update import RULES, clip_coefficient, squared_norm
 from meshwright.parallel.allocator import Allocator
 from meshwright.parallel.balancing import Balancer
 from meshwright.parallel.dtypes import TORCH_DTYPES
+from meshwright.parallel.expert_axis import ExpertAxis
 from meshwright.parallel.offload import Visits
 from meshwright.parallel.split import Stash, WeightProducts
 from meshwright.parallel.store import Store
@@ -64,9 +65,10 @@ class Executor:
     def __init__(
         self, plan: Plan, program: Program, mesh: Mesh, units: dict[int, nn.Module], stores: list[Store],
         allocator: Allocator, products: WeightProducts, read: Callable[[Tensor], list[float]] = Tensor.tolist,
-        balancer: Balancer | None = None,
+        balancer: Balancer | None = None, expert_axis: ExpertAxis | None = None,
     ) -> None:  # fmt: skip
         self._balancer, self._num_packed, self._has_terms = balancer, norm_floats(plan), has_terms(plan)
+        self._expert_axis = expert_axis
         self._read = read  # the only way by which a number leaves the device
         self.plan, self.program, self.mesh = plan, program, mesh
         self.units, self.stores, self.allocator, self.products = units, stores, allocator, products
@@ -122,6 +124,8 @@ class Executor:
         self.norm, self.finite, self.overflowed, self.stops = 0.0, True, False, False
         if self._balancer is not None:
             self._balancer.begin(self.loss_scale.value)
+        if self._expert_axis is not None:
+            self._expert_axis.begin()
         try:
             self._execute()
         except BaseException as error:
@@ -169,7 +173,9 @@ class Executor:
             if self._trains:
                 self._held[key] = x
         if self._balancer is not None:
-            self._balancer.count(action.unit, action.micro)
+            self._balancer.count(action.unit)
+        if self._expert_axis is not None:
+            self._expert_axis.record(action.unit, action.micro)
 
     def _recompute(self, action: Action) -> None:
         key = action.unit, action.micro

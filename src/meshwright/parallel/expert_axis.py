@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from meshwright.comm.conjugate import exchanged
 from meshwright.layout.axes import Coordinates
-from meshwright.model.moe import Bounds, Read, RoutedMLP, bounds_of
+from meshwright.model.moe import Bounds, Read, bounds_of
+from meshwright.parallel.experts import routed_mlps
 from meshwright.plan.plan import Plan
 from meshwright.plan.strategies.expert import Exchange, rows_by_place
 
@@ -36,9 +37,8 @@ class ExpertAxis:
         """What the forwards of the step exchanged, by unit and micro-batch."""
         self._spreads: dict[int, _Spread] = {}
         for number, unit in units.items():
-            for module in unit.modules():
-                if isinstance(module, RoutedMLP):
-                    module.spread = self._spreads[number] = _Spread(plan.degrees.ep, at.ep, group)
+            for mlp in routed_mlps([unit]):
+                mlp.spread = self._spreads[number] = _Spread(plan.degrees.ep, at.ep, group)
 
     def begin(self) -> None:
         """Open a step."""

@@ -13,7 +13,7 @@ from meshwright.plan.strategies.tensor import kv_copies
 
 def plan_groups(plan: Plan) -> Mapping[GroupName, Group]:
     """Every group of the mesh that `plan` runs on, in the order in which communicators are made."""
-    copies, inner = kv_copies(plan.degrees, plan.arch), ulysses_ways(plan.degrees, plan.context)
+    copies, inner = kv_copies(plan.degrees, plan.arch), ulysses_ways(plan.degrees.cp, plan.context)
     return groups(plan.degrees, plan.sharding.within, copies, inner)
 
 

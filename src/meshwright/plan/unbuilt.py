@@ -27,5 +27,5 @@ def unbuilt_keys(plan: Plan) -> list[tuple[Unbuilt, object]]:
 def _value(plan: Plan, key: str) -> object:
     """What the plan says of a key of the run file; None where it says nothing, or has another place for it."""
     section, name = key.split(".")
-    sections = {"mesh": plan.degrees, "optimizer": plan.optimizer, "precision": plan.precision, "moe": plan.moe}
+    sections = {"optimizer": plan.optimizer, "precision": plan.precision, "moe": plan.moe}
     return getattr(sections.get(section), name, None)

@@ -22,18 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.arch.activations import Crossing, Setting
+from meshwright.arch.activations import Setting
 from meshwright.arch.arch import Arch
 from meshwright.arch.passing import Gradients, backward_passing, forward_passing, split_passing, stash_bytes
-from meshwright.config.choices import Context, Dtype, Recompute, Schedule
-from meshwright.layout.axes import Degrees
+from meshwright.config.choices import Dtype, Recompute, Schedule
 from meshwright.plan.category import Category
-from meshwright.plan.folds.setting import narrowed
+from meshwright.plan.folds.setting import crossing, narrowed
 from meshwright.plan.folds.sizes import graph_sizes, rows_bytes
 from meshwright.plan.plan import ContextSplit
 from meshwright.plan.schedules import SCHEDULES as FUNCTIONS
 from meshwright.plan.schedules import Work
-from meshwright.plan.strategies.context import ulysses_ways
 from meshwright.price.layouts import CONTEXTS, RECOMPUTES, SCHEDULES, Array, Layouts
 from meshwright.price.target import Target
 
@@ -169,7 +167,7 @@ def _unit_bytes(
     setting = Setting(
         micro, sequence, False, True, bool(selective), bool(gathers), tp, direct=bool(direct),
         arriving=micro * sequence * arch.experts.active if routes and arch.experts is not None else None,
-        crossing=_crossing(cp, ContextSplit(CONTEXTS[context], inner)) if cp > 1 else None,
+        crossing=crossing(cp, ContextSplit(CONTEXTS[context], inner)),
     )  # fmt: skip
     outer = _outer_bytes(arch, compute, reduce, micro * sequence, direct, tp, gathers, split)
     blocks = [(_one(arch, unit, setting, compute, reduce, split), count) for unit, count in _kinds(arch)]
@@ -217,12 +215,6 @@ def _one(arch: Arch, unit: int, setting: Setting, compute: Dtype, reduce: Dtype,
         moments = backward_passing(own, unit, setting, compute, Gradients(True, reduce.num_bytes, 0))
         passing, factors = max(moments.before, moments.after), 0
     return _One(sum(sizes.values()), sizes[Category.LOGITS], factors, max(forward, passing))
-
-
-def _crossing(cp: int, split: ContextSplit) -> Crossing:
-    """Of the last part of a sequence: all its queries see keys of every other."""
-    ulysses = ulysses_ways(Degrees(cp=cp), split)
-    return Crossing(cp // ulysses, ulysses, split.kind is Context.ALLGATHER, cp // ulysses - 1)
 
 
 @lru_cache(maxsize=64)

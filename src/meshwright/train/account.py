@@ -79,7 +79,7 @@ class Account:
 def take_account(engine: Engine, peak: int) -> Account:
     """Read the ledger and the allocator after the first step, which held `peak` bytes. Collective over all ranks."""
     plan, mesh = engine.plan, engine.mesh
-    routed = engine.balancer.routed if engine.balancer is not None else None
+    routed = engine.expert_axis.routed if engine.expert_axis is not None else None
     predicted = ledger(plan, mesh.rank, transport=mesh.ledger.transport, routed=routed)
     measured = mesh.ledger.rows
     timeline = _expected(engine, routed)

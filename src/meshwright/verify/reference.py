@@ -16,7 +16,7 @@ from meshwright.data.batch import Batch
 from meshwright.model import Decoder, build_decoder, initialise, rows_to_torch
 from meshwright.model.routers import move_biases, prepare_routers, routers_of
 from meshwright.plan.plan import Optimizer, Plan
-from meshwright.verify.settings import COMPARED_AFTER
+from meshwright.verify.settings import compared_after
 from meshwright.verify.trace import Figures, Kind, Quantity, write_reference
 
 __all__ = ["run_reference"]
@@ -46,8 +46,8 @@ def run_reference(plan: Plan, batches: Sequence[Batch], rate: float, folder: Pat
         told = [router.terms for router in routers.values() if router.terms is not None]
         terms.append(tuple(torch.stack(told).sum(0).tolist()) if told else ())
         counts.append(batch.trained_tokens)
-        if step + 1 in COMPARED_AFTER:
-            kind = COMPARED_AFTER[step + 1]
+        kind = compared_after(len(batches)).get(step + 1)
+        if kind is not None:
             recorded |= _weights(model, kind) | {Quantity(kind, name): bias.clone() for name, bias in biases.items()}
     largest = {quantity.key: float(tensor.abs().max()) for quantity, tensor in recorded.items()}
     shapes = {quantity.key: tuple(tensor.shape) for quantity, tensor in recorded.items()}

@@ -1,4 +1,4 @@
-"""One rung on one rank: five steps with SGD and five with AdamW, compared with the reference piece by piece."""
+"""One rung on one rank: a few steps with SGD and as many with AdamW, compared with the reference piece by piece."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.plan.plan import Plan
 from meshwright.verify.bands import rounding_band
 from meshwright.verify.batches import global_batches, local_share
 from meshwright.verify.probe import Finding, Probe
-from meshwright.verify.settings import COMPARED_AFTER, OPTIMIZERS, RATES, STEPS, optimizer_of
+from meshwright.verify.settings import OPTIMIZERS, RATES, STEPS, compared_after, optimizer_of
 from meshwright.verify.trace import Kind, Quantity, ReferenceFile
 
 __all__ = ["RankReport", "climb"]
@@ -67,8 +67,9 @@ def _train(
     evaluated = engine.evaluate(share[0])
     results = [probe.watch(lambda: engine.step(share[0], RATES[kind]))]
     for done in range(1, len(share) + 1):
-        if done in COMPARED_AFTER:
-            probe.weights(COMPARED_AFTER[done])
+        kind_of_weights = compared_after(len(share)).get(done)
+        if kind_of_weights is not None:
+            probe.weights(kind_of_weights)
         if done < len(share):
             results.append(_taken(engine, share[done], RATES[kind]))
     return RankReport(

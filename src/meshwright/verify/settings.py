@@ -11,14 +11,18 @@ from meshwright.config.choices import Dtype, LearningRateSchedule, OptimizerKind
 from meshwright.plan.plan import Optimizer, Precision
 from meshwright.verify.trace import Kind
 
-__all__ = ["CLIP_NORM", "COMPARED_AFTER", "DOUBLE", "OPTIMIZERS", "RATES", "STEPS", "optimizer_of"]
+__all__ = ["CLIP_NORM", "DOUBLE", "OPTIMIZERS", "RATES", "STEPS", "compared_after", "optimizer_of"]
 
 DOUBLE = Precision(Dtype.FLOAT64, Dtype.FLOAT64, Dtype.FLOAT64)
 OPTIMIZERS = (OptimizerKind.SGD, OptimizerKind.ADAMW)
 STEPS = 5  # with each of them
-COMPARED_AFTER = {1: Kind.FIRST, STEPS: Kind.LAST}
 RATES = {OptimizerKind.SGD: 0.5, OptimizerKind.ADAMW: 1e-2}
 CLIP_NORM = 0.25  # small models of these start values begin with norms of 0.5 to 5
+
+
+def compared_after(steps: int) -> dict[int, Kind]:
+    """Steps done -> as what weights are compared then, of a training of so many."""
+    return {steps: Kind.LAST, 1: Kind.FIRST}
 
 
 def optimizer_of(kind: OptimizerKind) -> Optimizer:

@@ -12,6 +12,7 @@ import math
 from dataclasses import replace
 
 from meshwright.arch.arch import Arch, Experts
+from meshwright.arch.heads import kv_heads_divide, own_kv_heads
 from meshwright.arch.parameters import tensors
 from meshwright.layout.axes import Axis, Degrees
 from meshwright.plan.plan import Batch, ContextSplit, Plan, Sharding
@@ -36,7 +37,7 @@ def twin(plan: Plan, most_ranks: int = MOST_RANKS) -> tuple[Plan, str]:
     degrees = _degrees(plan, most_ranks)
     stages = _stages(plan, degrees)
     context, sequence = _context(plan, degrees), _sequence(plan, degrees)
-    arch = _arch(plan, degrees, ulysses_ways(degrees, context), sum(stages), sequence)
+    arch = _arch(plan, degrees, ulysses_ways(degrees.cp, context), sum(stages), sequence)
     micro = min(plan.batch.micro, _MICRO)
     accumulation = min(plan.accumulation, _ACCUMULATION)
     small = replace(
@@ -117,7 +118,7 @@ def _arch(plan: Plan, degrees: Degrees, ulysses: int, layers: int, sequence: int
     group = arch.heads // arch.kv_heads
     kv_heads = tp * ulysses if arch.kv_heads % plan.degrees.tp == 0 else max(tp // 2, 1)
     kv_heads = min(max(kv_heads, 2 if arch.kv_heads > 1 else 1), arch.kv_heads)
-    if (own := max(kv_heads // tp, 1)) % ulysses and ulysses % own:  # one of them serves whatever number of ranks
+    if not kv_heads_divide(own_kv_heads(kv_heads, tp), ulysses):  # one of them serves whatever number of ranks
         kv_heads = tp
     heads = kv_heads * group
     head_dim = min(arch.head_dim, _HEAD_DIM)

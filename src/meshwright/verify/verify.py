@@ -127,7 +127,7 @@ def judge(rung: Rung, references: References, reports: Sequence[Sequence[RankRep
     for number, kind in enumerate(OPTIMIZERS):
         figures = ReferenceFile(references[kind]).figures
         plan = replace(rung.plan, optimizer=optimizer_of(kind))
-        band = rounding_band(plan, figures, RATES[kind], STEPS)
+        band = rounding_band(plan, figures, RATES[kind], len(figures.losses))
         comparisons.append(compare(plan, [of_rank[number] for of_rank in reports], figures, band))
     first = next((each.first for each in comparisons if each.first is not None), None)
     worst = max(comparisons, key=lambda each: max(each.gradient, each.update))

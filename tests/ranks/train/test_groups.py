@@ -72,7 +72,7 @@ def test_groups_are_made_once_at_the_start_in_one_order_by_all(tmp_path: Path) -
     results = run_cases(groups_of_a_run, WORLD, jobs, timeout=110)
     for number, (name, job) in enumerate(zip(LAYOUTS, jobs, strict=True)):
         plan = job.plan
-        copies, inner = kv_copies(plan.degrees, plan.arch), ulysses_ways(plan.degrees, plan.context)
+        copies, inner = kv_copies(plan.degrees, plan.arch), ulysses_ways(plan.degrees.cp, plan.context)
         listed = communicators(plan.degrees, plan.sharding.within, copies, inner)
         wanted = [(each.ranks, each.told) for each in listed if len(each.ranks) < WORLD or each.link is not None]
         wanted.append((tuple(range(WORLD)), "side"))  # of saves; whatever joins all ranks else is the world itself

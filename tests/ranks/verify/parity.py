@@ -36,8 +36,14 @@ class Job:
     folder: str
 
 
-def job(name: str, folder: Path, rungs: Sequence[Rung], batches: Sequence[Batch] | None = None) -> Job:
-    given = global_batches(rungs[0].plan, STEPS) if batches is None else batches
+FEW = 3
+"""Steps enough to tell the first from those after it: moments, biases, buffers that are used again."""
+
+
+def job(
+    name: str, folder: Path, rungs: Sequence[Rung], batches: Sequence[Batch] | None = None, steps: int = STEPS
+) -> Job:
+    given = global_batches(rungs[0].plan, steps) if batches is None else batches
     references = make_references(rungs[0].plan, folder / name, given)
     meeting = folder / f"{name}-ranks"
     meeting.mkdir()

@@ -11,6 +11,7 @@ import pytest
 from meshwright.config.choices import Offload, Recompute, Schedule
 from meshwright.plan.plan import Moe
 from meshwright.verify.ladder import Rung
+from tests.ranks.verify.parity import FEW
 from tests.ranks.verify.test_experts import BIAS, FULL, SHARED, TERMS, check, rung
 
 HOST, HALF = Offload.OPTIMIZER, Recompute.SELECTIVE
@@ -69,7 +70,7 @@ def test_experts_on_several_ranks(tmp_path: Path) -> None:
         "terms, four layers": [pipes(TERMS)[5]],
         "shared": [rung(TERMS, experts=SHARED, ep=2, dp=2, micro=1, zero=2, offload=HOST)],
     }
-    check(rungs, tmp_path, timeout=160)
+    check(rungs, tmp_path, timeout=160, steps=FEW)
 
 
 @pytest.mark.prove

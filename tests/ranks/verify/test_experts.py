@@ -18,8 +18,8 @@ from meshwright.parallel.dry_run import dry_run
 from meshwright.plan.plan import Moe
 from meshwright.plan.rules import canonical, check_plan
 from meshwright.verify.ladder import Rung
-from meshwright.verify.settings import DOUBLE, OPTIMIZERS, optimizer_of
-from tests.ranks.verify.parity import check_all, climb, job
+from meshwright.verify.settings import DOUBLE, OPTIMIZERS, STEPS, optimizer_of
+from tests.ranks.verify.parity import FEW, check_all, climb, job
 from tests.unit.plan.plans import make_plan
 
 SEQUENCES, LENGTH = 12, 8
@@ -85,8 +85,8 @@ def tensor(moe: Moe) -> Sequence[Rung]:
     return rung(moe, tp=2), rung(moe, tp=4, sequence=True), rung(moe, tp=2, dp=2, zero=1, recompute=FULL)
 
 
-def check(rungs: dict[str, Sequence[Rung]], folder: Path, timeout: float, ranks: int = 4) -> None:
-    jobs = [job(name.replace(" ", "-"), folder, each) for name, each in rungs.items()]
+def check(rungs: dict[str, Sequence[Rung]], folder: Path, timeout: float, ranks: int = 4, steps: int = STEPS) -> None:
+    jobs = [job(name.replace(" ", "-"), folder, each, steps=steps) for name, each in rungs.items()]
     check_all(jobs, climb(jobs, ranks, timeout))
 
 
@@ -100,7 +100,7 @@ def test_experts_on_some_layouts(tmp_path: Path) -> None:
         "bias, four layers": [pipelines(BIAS)[0]],
         "shared": shared,
     }
-    check(rungs, tmp_path, timeout=160)
+    check(rungs, tmp_path, timeout=160, steps=FEW)
 
 
 @pytest.mark.prove

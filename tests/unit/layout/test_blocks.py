@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.layout.blocks import Block, Meeting, Sees, blocks, flat
+from meshwright.layout.blocks import Block, Meeting, Sees, block_of, blocks, flat
 from meshwright.layout.rows import (
     Integers,
     Rows,
@@ -134,4 +134,5 @@ def test_compiled_units_meet_the_same_rectangles_whatever_the_documents() -> Non
 def test_kernels_get_five_numbers_a_block() -> None:
     met = blocks(meeting_of(rows_of(None), head_tail_columns(LENGTH, 2), 0))
     numbers = flat(met)
+    assert tuple(block_of(numbers, source) for source in range(len(met))) == met
     assert [numbers[low:high] for low, high in pairwise(range(0, 11, 5))] == [(0, 12, 0, 12, 2), (6, 12, 0, 12, 1)]

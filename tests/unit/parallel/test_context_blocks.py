@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,15 @@ def ring(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
         mesh.close()
 
 
-def go_round(mesh: Mesh, mask: Tensor | None, numbers: tuple[int, ...]) -> None:
+def go_round(
+    mesh: Mesh, mask: Tensor | None, numbers: tuple[int, ...], between: Callable[[], None] = lambda: None
+) -> None:
     """There and back."""
     q, kv = torch.randn(2, 4, 4, 6, requires_grad=True), torch.randn(2, 2, 4, 2, 6, requires_grad=True)
     mesh.ledger.phase = Phase.FORWARD
     out, _ = context_blocks.ring_attention(q, kv, mask, numbers, "ring")
     mesh.ledger.phase = Phase.BACKWARD
+    between()
     out.sum().backward()
 
 
@@ -76,6 +80,30 @@ def test_a_ring_holds_two_foreign_blocks_at_most(ring: tuple[int, Mesh], monkeyp
     go_round(mesh, None, flat(blocks(meeting_of(rank))))
     assert most == {"attend_block": 2, "block_gradients": 3}
     assert len(arrived) == 3 * (RANKS - 1)
+
+
+@pytest.mark.parametrize("window", [0, 2])
+def test_hops_under_way_together_are_launched_in_one_order_by_all(
+    ring: tuple[int, Mesh], monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """Messages between two ranks are matched by it: keys and values, then gradients, whatever a rank sees."""
+    rank, mesh = ring
+    meeting, send_on = meeting_of(rank), context_blocks._send_on
+    launched: list[str] = []
+    came: list[Tensor] = []  # blocks of keys and values that arrived, which are what is sent on
+
+    def followed(over: Communicator, outgoing: Tensor, arriving: Tensor) -> Handle:
+        own = mesh.ledger.phase is Phase.FORWARD or "keys" not in launched
+        launched.append("keys" if own or any(outgoing is each for each in came) else "gradients")
+        if launched[-1] == "keys":
+            came.append(arriving)
+        return send_on(over, outgoing, arriving)
+
+    monkeypatch.setattr(context_blocks, "_send_on", followed)
+    offsets = [torch.from_numpy(each.offsets[:1]) for each in (meeting.queries, meeting.keys)]
+    mask = attention_mask(*offsets, window=window) if window else None
+    go_round(mesh, mask, flat(blocks(meeting, window)), between=launched.clear)
+    assert launched == ["keys", "keys", "gradients", "keys", "gradients", "gradients"]
 
 
 def test_what_nobody_sees_is_sent_and_not_worked_on(ring: tuple[int, Mesh], monkeypatch: pytest.MonkeyPatch) -> None:

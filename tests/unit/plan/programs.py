@@ -7,11 +7,15 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from meshwright.arch.arch import Experts
 from meshwright.config.choices import Recompute, Schedule
 from meshwright.plan.action import Action, Kind
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program, role_program
 from tests.unit.plan.plans import make_plan
+
+INSIDE: tuple[dict[str, int], ...] = ({}, {"tp": 2}, {"cp": 2}, {"ep": 2}, {"ep": 2, "cp": 2})
+"""Axes over which units meet other ranks."""
 
 SCHEDULES = (Schedule.NAIVE, Schedule.GPIPE, Schedule.ONE_F_ONE_B)
 
@@ -21,18 +25,22 @@ def plans(draw: st.DrawFn, max_pp: int = 4) -> Plan:
     """Every mix of pipeline, sharding, tying, recomputation and accumulation that runs on small meshes."""
     pp = draw(st.integers(1, max_pp))
     dp = draw(st.sampled_from((1, 2, 4)))
+    inside = draw(st.sampled_from(INSIDE))
+    replicas = dp * inside.get("cp", 1) * inside.get("ep", 1)
+    experts = {"experts": Experts(4, 2, 8, dense_layers=1)} if "ep" in inside else {}
     return make_plan(
         layers=draw(st.integers(pp, 6)),
         pp=pp,
         dp=dp,
         accumulation=draw(st.integers(1, 5)),
-        zero=draw(st.integers(0, 3)) if dp > 1 else 0,
-        within=draw(st.sampled_from((0, 2))) if dp == 4 else 0,
+        zero=draw(st.integers(0, 3)) if replicas > 1 else 0,
+        within=draw(st.sampled_from((0, 2))) if replicas > 2 else 0,
         reshard=draw(st.booleans()),
         bucket_bytes=draw(st.sampled_from((0, 40_000))),
         schedule=draw(st.sampled_from(SCHEDULES)),
         recompute=draw(st.sampled_from((Recompute.NONE, Recompute.FULL))),
-        arch={"tie_embeddings": draw(st.booleans())},
+        arch={"tie_embeddings": draw(st.booleans()), **experts},
+        **inside,
     )
 
 

@@ -42,6 +42,13 @@ def test_one_step_of_sgd_by_hand(tmp_path: Path) -> None:
         assert torch.allclose(whole(reference, Kind.FIRST, name), expected, rtol=1e-14, atol=1e-16)
 
 
+def test_weights_are_written_after_the_first_step_and_the_last_of_any_number(tmp_path: Path) -> None:
+    for steps, told in ((1, {Kind.FIRST}), (2, {Kind.FIRST, Kind.LAST}), (STEPS, {Kind.FIRST, Kind.LAST})):
+        figures = run_reference(PLAN, BATCHES[:steps], RATES[SGD], tmp_path / str(steps))
+        assert len(figures.losses) == steps
+        assert {kind for kind in (Kind.FIRST, Kind.LAST) if figures.largest_of(kind)} == told
+
+
 def test_the_loss_is_the_mean_over_trained_tokens(tmp_path: Path) -> None:
     figures = run_reference(PLAN, BATCHES[:1], RATES[SGD], tmp_path / "sgd")
     model = build_decoder(PLAN.arch, dtype=torch.float64, device="cpu")

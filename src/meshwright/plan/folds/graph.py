@@ -14,7 +14,9 @@ enough: a group that stays within a role is joined with itself.
 
 Streams. A link between stages is one stream a direction: messages are matched in the order posted. Collectives of a
 rank are one stream over *all* its groups under `STRICT`, since two communicators that are entered in different orders
-may hang; to predict time each communicator is a stream of its own.
+may hang; to predict time each communicator is a stream of its own. Collectives inside a unit (tensor, context and
+expert axes) stay within a role, whose ranks run the unit at the same place of one program: they join nobody else, but
+under `STRICT` a unit that has any waits for what was launched before it.
 """
 
 from __future__ import annotations
@@ -26,11 +28,12 @@ from typing import NamedTuple
 
 from meshwright.layout.axes import Coordinates
 from meshwright.layout.groups import GroupName
-from meshwright.plan.action import Action, Kind, Op
+from meshwright.plan.action import COMPUTE, Action, Kind, Op
 from meshwright.plan.folds.traffic import transfer
 from meshwright.plan.meeting import plan_groups
 from meshwright.plan.plan import Plan
 from meshwright.plan.program import Program, role_program
+from meshwright.plan.strategies.calls import unit_calls
 
 
 class Streams(Enum):
@@ -156,6 +159,7 @@ class _Builder:
             node_of.update(dict.fromkeys(instance.issued, node))
         for rank, program in self._programs.items():
             last: dict[object, int] = {}
+            meets = _Meeting(self._plan, program.kind)
             for index, action in enumerate(program.actions):
                 if action.launches:
                     node = node_of[rank, index]
@@ -165,11 +169,29 @@ class _Builder:
                     last[key] = node
                 elif action.op is Op.WAIT and (rank, action.of) in node_of:
                     self._after[self._first[rank] + index].append(node_of[rank, action.of])
+                elif Streams.STRICT in last and meets.others(action):
+                    self._after[self._first[rank] + index].append(last[Streams.STRICT])
 
     def _order(self, instance: Instance) -> object:
         """What runs in order: a link always by itself."""
         alone = instance.stream.link or self._streams is Streams.COMMUNICATOR
         return instance.stream if alone else Streams.STRICT
+
+
+class _Meeting:
+    """Which units meet other ranks while they are computed."""
+
+    def __init__(self, plan: Plan, kind: Kind) -> None:
+        self._plan, self._kind = plan, kind
+        self._known: dict[tuple[Op, int, bool], bool] = {}
+
+    def others(self, action: Action) -> bool:
+        if action.op not in COMPUTE:
+            return False
+        key = action.op, action.unit, action.split  # the same in every micro-batch
+        if key not in self._known:
+            self._known[key] = any(True for _ in unit_calls(self._plan, action, self._kind))
+        return self._known[key]
 
 
 class StreamsOfRank:

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 from meshwright.arch.activations import Crossing, Setting
 from meshwright.arch.arch import Arch, Norm
+from meshwright.arch.heads import own_kv_heads
 from meshwright.config.choices import Context, Documents, Recompute
 from meshwright.layout.axes import Coordinates
 from meshwright.plan.folds.traffic import Transport
-from meshwright.plan.plan import Plan
-from meshwright.plan.strategies.context import ring_place, ring_ways, ulysses_ways
+from meshwright.plan.plan import ContextSplit, Plan
+from meshwright.plan.strategies.context import ring_place, ulysses_ways
 
-__all__ = ["narrowed", "setting_of"]
+__all__ = ["crossing", "narrowed", "setting_of"]
 
 
 def setting_of(plan: Plan, at: Coordinates, transport: Transport, fused_norms: bool, threads: int = 0) -> Setting:
@@ -28,7 +29,7 @@ def setting_of(plan: Plan, at: Coordinates, transport: Transport, fused_norms: b
         rings=plan.execution.asynchronous_tensor,
         direct=transport is Transport.DIRECT,
         threads=threads,
-        crossing=_crossing(plan, at) if plan.degrees.cp > 1 else None,
+        crossing=crossing(plan.degrees.cp, plan.context, ring_place(plan, at)),
     )
 
 
@@ -36,12 +37,20 @@ def narrowed(arch: Arch, tp: int) -> Arch:
     """The model that one tensor rank runs: fewer heads, a narrower feed-forward, a part of the vocabulary."""
     if tp == 1:
         return arch
-    kv_heads = max(arch.kv_heads // tp, 1)
+    kv_heads = own_kv_heads(arch.kv_heads, tp)
     experts = replace(arch.experts, ffn=arch.experts.ffn // tp) if arch.experts is not None else None
     vocab = -(-arch.vocab // tp)
     return replace(arch, heads=arch.heads // tp, kv_heads=kv_heads, ffn=arch.ffn // tp, vocab=vocab, experts=experts)
 
 
-def _crossing(plan: Plan, at: Coordinates) -> Crossing:
-    gathered = plan.context.kind is Context.ALLGATHER
-    return Crossing(ring_ways(plan), ulysses_ways(plan.degrees, plan.context), gathered, ring_place(plan, at))
+def crossing(cp: int, split: ContextSplit, place: int = -1) -> Crossing | None:
+    """How attention crosses a context axis of `cp` ranks; None without one.
+
+    `place`: the part of a sequence that is worked on, counted from the end where it is negative. The last one holds
+    most: all its queries see keys of every other.
+    """
+    if cp == 1:
+        return None
+    ulysses = ulysses_ways(cp, split)
+    ring = cp // ulysses
+    return Crossing(ring, ulysses, split.kind is Context.ALLGATHER, place % ring)

@@ -23,11 +23,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from meshwright.arch.arch import Arch
+from meshwright.arch.heads import kv_heads_divide, met_kv_heads, own_kv_heads
 from meshwright.arch.tensors import UnitKind
 from meshwright.config.choices import Context
 from meshwright.config.divisors import nearest_divisors
 from meshwright.config.errors import RequestError
-from meshwright.layout.axes import Coordinates, Degrees
+from meshwright.layout.axes import Coordinates
 from meshwright.layout.blocks import Meeting
 from meshwright.layout.groups import GroupName
 from meshwright.layout.rows import (
@@ -42,6 +43,7 @@ from meshwright.plan.action import Action, Op
 from meshwright.plan.operation import Operation
 from meshwright.plan.plan import ContextSplit, Plan
 from meshwright.plan.strategies.call import Call
+from meshwright.plan.strategies.tensor import micro_tokens
 
 __all__ = [
     "calls", "held_columns", "length_rule", "meeting", "problems", "ring_columns", "ring_place", "ring_ways",
@@ -49,25 +51,25 @@ __all__ = [
 ]  # fmt: skip
 
 
-def ulysses_ways(degrees: Degrees, split: ContextSplit) -> int:
-    """Neighbours on the context axis that exchange heads for tokens."""
+def ulysses_ways(cp: int, split: ContextSplit) -> int:
+    """Neighbours on a context axis of `cp` ranks that exchange heads for tokens."""
     match split.kind:
         case Context.RING:
             return split.inner
         case Context.ULYSSES:
-            return degrees.cp
+            return cp
         case Context.ALLGATHER:
             return 1
 
 
 def ring_ways(plan: Plan) -> int:
     """The parts of a sequence between which keys and values travel, or are gathered."""
-    return plan.degrees.cp // ulysses_ways(plan.degrees, plan.context)
+    return plan.degrees.cp // ulysses_ways(plan.degrees.cp, plan.context)
 
 
 def ring_place(plan: Plan, at: Coordinates) -> int:
     """Which of these parts a rank works on."""
-    return at.cp // ulysses_ways(plan.degrees, plan.context)
+    return at.cp // ulysses_ways(plan.degrees.cp, plan.context)
 
 
 def ring_columns(plan: Plan, rows: Rows) -> Integers:
@@ -86,7 +88,7 @@ def ring_columns(plan: Plan, rows: Rows) -> Integers:
 
 def held_columns(plan: Plan, at: Coordinates, rows: Rows) -> Integers:
     """Whole sequences -> (S/C,) or (B, S/C): the tokens that the rank at `at` holds, ascending."""
-    ways = ulysses_ways(plan.degrees, plan.context)
+    ways = ulysses_ways(plan.degrees.cp, plan.context)
     columns = ring_columns(plan, rows)[ring_place(plan, at)]
     return np.ascontiguousarray(columns[..., part_of(columns.shape[-1], at.cp % ways, ways)])
 
@@ -104,14 +106,15 @@ def calls(plan: Plan, action: Action) -> Iterator[Call]:
     if plan.degrees.cp == 1 or action.op is Op.WEIGHT or plan.arch.unit_kind(action.unit) is not UnitKind.BLOCK:
         return
     forward = action.op in (Op.FORWARD, Op.RECOMPUTE)
-    ways = ulysses_ways(plan.degrees, plan.context)
-    heads, kv_heads = _heads(plan)
-    tokens = plan.batch.micro * plan.data.sequence_length // plan.degrees.cp
+    ways = ulysses_ways(plan.degrees.cp, plan.context)
+    heads = plan.arch.heads // plan.degrees.tp
+    kv_heads = own_kv_heads(plan.arch.kv_heads, plan.degrees.tp)
+    met = met_kv_heads(kv_heads, ways)
+    tokens = micro_tokens(plan)
     width = plan.precision.sent_bytes
     query, value = plan.arch.head_dim * width, plan.arch.value_dim * width
     pair = query + value
     if ways > 1:
-        met = ways * max(kv_heads // ways, 1)  # with a head for every rank that needs it
         out = Call(GroupName.ULYSSES, Operation.ALL_TO_ALL, tokens * heads * value)
         packed = Call(GroupName.ULYSSES, Operation.ALL_TO_ALL, tokens * (heads * query + met * pair))
         yield from (packed, out) if forward else (out, packed)
@@ -119,13 +122,7 @@ def calls(plan: Plan, action: Action) -> Iterator[Call]:
         operation = Operation.ALL_GATHER if forward else Operation.REDUCE_SCATTER
         yield Call(GroupName.CP, operation, plan.degrees.cp * tokens * kv_heads * pair)
     for _ in range((ring_ways(plan) - 1) * (1 if forward else 2) if plan.context.kind is Context.RING else 0):
-        yield Call(GroupName.RING, Operation.SEND, tokens * ways * max(kv_heads // ways, 1) * pair)
-
-
-def _heads(plan: Plan) -> tuple[int, int]:
-    """Query heads and key/value heads of a rank outside attention."""
-    tp = plan.degrees.tp
-    return plan.arch.heads // tp, max(plan.arch.kv_heads // tp, 1)
+        yield Call(GroupName.RING, Operation.SEND, tokens * met * pair)
 
 
 def length_rule(length: int, cp: int) -> str | None:
@@ -138,15 +135,14 @@ def split_rule(arch: Arch, length: int, tp: int, cp: int, split: ContextSplit) -
     Ulysses' ranks heads are cut once more."""
     if cp == 1:
         return None
-    ways = cp if split.kind is Context.ULYSSES else split.inner
-    own, kv_heads = arch.heads // tp, max(arch.kv_heads // tp, 1)
+    ways, own = ulysses_ways(cp, split), arch.heads // tp
     if cp % split.inner:
         return f"context_inner must divide cp = {cp}"
     if split.kind is Context.RING and length % (2 * cp):
         return f"2 cp must divide the sequence length of {length} for a balanced ring"
     if ways > 1 and own % ways:
         return f"ulysses must divide the {arch.heads} query heads / tp"
-    if ways > 1 and kv_heads % ways and ways % kv_heads:
+    if not kv_heads_divide(own_kv_heads(arch.kv_heads, tp), ways):
         return f"ulysses must divide the {arch.kv_heads} key/value heads / tp, or be a multiple"
     return None
 

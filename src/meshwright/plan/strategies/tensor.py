@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.arch.arch import Arch
+from meshwright.arch.heads import kv_heads_divide
 from meshwright.arch.tensors import LogicalAxis, Tensor, UnitKind
 from meshwright.config.errors import RequestError
 from meshwright.layout.axes import Axis, Degrees, Factor, whole
@@ -167,7 +168,7 @@ def degree_rules(arch: Arch, tp: int) -> Iterator[str]:
     """What a tensor degree of `tp` must do and does not."""
     if arch.heads % tp:
         yield f"must divide the {arch.heads} query heads"
-    elif arch.kv_heads % tp and tp % arch.kv_heads:
+    elif not kv_heads_divide(arch.kv_heads, tp):
         yield f"must divide the {arch.kv_heads} key/value heads, or be a multiple of them"
     for name, size in _widths(arch):
         if size % tp:

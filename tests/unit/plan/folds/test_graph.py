@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 
+from meshwright.arch.arch import Experts
 from meshwright.config.choices import Schedule
+from meshwright.layout.groups import GroupName
 from meshwright.plan.action import Action, Kind, Op, What
 from meshwright.plan.folds.deadlock import first_unreached, order, problems
 from meshwright.plan.folds.graph import Streams, build_graph, representatives
@@ -88,6 +91,22 @@ def test_two_groups_entered_in_different_orders_may_hang() -> None:
     programs[0] = moved(programs[0], norm, sums[1])
     assert any("the step hangs" in text for text in problems(plan, build_graph(plan, programs)))
     assert problems(plan, build_graph(plan, programs, Streams.COMMUNICATOR)) == ()
+
+
+@pytest.mark.parametrize("axis", [{"tp": 2}, {"cp": 2}, {"ep": 2, "arch": {"experts": Experts(4, 2, 8)}}])
+def test_a_unit_that_meets_others_behind_a_sum_of_both_stages_may_hang(axis: dict[str, Any]) -> None:
+    """The tied sum, launched once the head's backward is done: the blocks before it would wait for the other stage,
+    which waits for their cotangent."""
+    arch = {"tie_embeddings": True, **axis.pop("arch", {})}
+    plan = make_plan(layers=4, pp=2, arch=arch, **axis)
+    programs, tied = representatives(plan), {0, plan.arch.head_unit}
+    for rank, own in programs.items():
+        launch = find(own, lambda a: a.op is Op.SUM and a.group is GroupName.TIED)
+        last = max(index for index, a in enumerate(own.actions) if a.op is Op.BACKWARD and a.unit in tied)
+        programs[rank] = moved(own, launch, last + 1)
+    assert any("the step hangs" in text for text in problems(plan, build_graph(plan, programs)))
+    assert problems(plan, build_graph(plan, programs, Streams.COMMUNICATOR)) == ()
+    assert problems(plan, build_graph(plan)) == ()
 
 
 def unit_times(layers: int, forward: float = 1.0, backward: float = 2.0, message: float = 0.0) -> Durations:
