@@ -1,7 +1,7 @@
 """First choices of the planner, run dry: the real program of the first and the last stage, in the memory it was given.
 
 Every tenth published run of a model that can run, and the runs of docs/pricing.md; as usual trainers are priced and as
-this project's own program is. Where a first choice would use an axis that is not built, the search is kept from it;
+this project's own program is;
 8-bit products are replaced by 16-bit ones, and BLOOM's biases (ALiBi), which have no module, by positions of its size.
 """
 

@@ -93,7 +93,7 @@ EXPERTS: dict[str, list[Any]] = {
     "tied": [False],
     "dropout": [0.0, 0.25],
     "precision": ["float32", "bfloat16", "float64"],
-    "recompute": ["none", "full"],
+    "recompute": ["none", "full", "selective"],
     "accumulation": [3, 1],
     "zero": [0, 1, 2, 3],
     "pipe": ["none", "1f1b", "zb-h1", "zb-v"],

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from meshwright.config.choices import Offload, Schedule
+from meshwright.config.choices import Offload, Recompute, Schedule
 from meshwright.plan.plan import Moe
 from meshwright.verify.ladder import Rung
 from tests.ranks.verify.test_experts import BIAS, FULL, SHARED, TERMS, check, rung
 
-HOST = Offload.OPTIMIZER
+HOST, HALF = Offload.OPTIMIZER, Recompute.SELECTIVE
 PIPES = (
     {"schedule": Schedule.NAIVE},
     {"schedule": Schedule.GPIPE, "zero": 1, "recompute": FULL},
@@ -39,6 +39,9 @@ def few_layers(moe: Moe) -> Sequence[Rung]:
         rung(moe, ep=2, tp=2),
         rung(moe, ep=2, tp=2, sequence=True, zero=3),
         rung(moe, ep=2, tp=2, sequence=True, zero=2, recompute=FULL),
+        rung(moe, ep=2, cp=2, recompute=HALF),
+        rung(moe, ep=2, tp=2, recompute=HALF),
+        rung(moe, ep=2, tp=2, sequence=True, zero=3, recompute=HALF),
     )
 
 
@@ -62,7 +65,7 @@ def many_ranks(moe: Moe) -> Sequence[Rung]:
 def test_experts_on_several_ranks(tmp_path: Path) -> None:
     rungs = {
         "terms": [few_layers(TERMS)[2], few_layers(TERMS)[10]],
-        "bias": [few_layers(BIAS)[12], few_layers(BIAS)[8]],
+        "bias": [few_layers(BIAS)[12], few_layers(BIAS)[15]],
         "terms, four layers": [pipes(TERMS)[5]],
         "shared": [rung(TERMS, experts=SHARED, ep=2, dp=2, micro=1, zero=2, offload=HOST)],
     }
