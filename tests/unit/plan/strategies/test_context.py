@@ -175,38 +175,3 @@ def test_one_group_of_all_is_an_exchange_and_nothing_decides_without_the_axis() 
     assert canonical(plan_of(KINDS["inner"], cp=1)).context == RING
     with pytest.raises(RequestError, match="decide nothing"):
         check_plan(plan_of(ContextSplit(Context.RING, 4)))
-
-
-REFUSED = {
-    "halves": (RING, 32, 32, {}),
-    "length of a ring": (RING, 31, 32, {}),
-    "inner group": (ContextSplit(Context.RING, 3), 8, 32, {}),
-    "heads of an inner group": (ContextSplit(Context.RING, 4), 8, 32, {"heads": 6, "kv_heads": 3}),
-    "heads": (ULYSSES, 8, 32, {}),
-    "key heads": (ULYSSES, 2, 32, {"heads": 6, "kv_heads": 3}),
-    "one token": (RING, 2, 2, {}),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_whatever_a_refusal_offers_works(case: str) -> None:
-    """Each offer, taken up alone, as a run file would."""
-    split, cp, length, arch = REFUSED[case]
-    plan = plan_of(split, cp, arch=arch)
-    plan = replace(plan, data=replace(plan.data, sequence_length=length))
-    with pytest.raises(RequestError) as refused:
-        check_plan(canonical(plan))
-    assert refused.value.nearest
-    for offer in refused.value.nearest:
-        taken = plan
-        for part in offer.split(" with "):
-            key, value = part.split(" = ")
-            match key:
-                case "mesh.cp":
-                    taken = replace(taken, degrees=replace(taken.degrees, cp=int(value)))
-                case "parallel.context":
-                    taken = replace(taken, context=replace(taken.context, kind=Context(value.strip('"'))))
-                case _:
-                    assert key == "parallel.context_inner"
-                    taken = replace(taken, context=replace(taken.context, inner=int(value)))
-        check_plan(canonical(taken))
