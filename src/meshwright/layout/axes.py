@@ -60,7 +60,7 @@ class Degrees:
 
     def __str__(self) -> str:
         """The axes of more than one rank, outermost first: "dp 2 x tp 4"."""
-        return " x ".join(f"{axis} {self.on(axis)}" for axis in self.order if self.on(axis) > 1) or "one rank"
+        return " x ".join(f"{axis} {self.on(axis)}" for axis in self.order if self.on(axis) > 1) or "one process"
 
     def on(self, axis: Axis) -> int:
         degree: int = getattr(self, axis.value)

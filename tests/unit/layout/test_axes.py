@@ -54,7 +54,7 @@ def test_impossible_meshes_are_refused() -> None:
 def test_a_mesh_tells_its_axes_outermost_first() -> None:
     assert str(Degrees(dp=2, cp=4)) == "dp 2 x cp 4"
     assert str(Degrees(dp=2, cp=4, order=(Axis.CP, Axis.TP, Axis.PP, Axis.EP, Axis.DP))) == "cp 4 x dp 2"
-    assert str(Degrees()) == "one rank"
+    assert str(Degrees()) == "one process"
 
 
 @pytest.mark.parametrize("ways", [{"shard_within": 3}, {"kv_copies": 3}, {"ulysses": 3}, {"ulysses": 0}])
