@@ -89,7 +89,7 @@ def groups(degrees: Degrees, shard_within: int = 0, kv_copies: int = 1, ulysses:
     """Every group of the mesh, in the order in which communicators are made.
 
     `shard_within` 0 shards over all; `kv_copies` neighbours on the tensor axis hold the same key/value heads; `ulysses`
-    neighbours on the context axis exchange heads for tokens, the others form rings. Raises ValueError where one does not
+    neighbours on the context axis exchange heads for tokens, the others form rings. Raises ValueError where one cannot
     divide its axes.
     """
     dense = whole(degrees, *DENSE_AXES)
