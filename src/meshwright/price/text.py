@@ -31,9 +31,12 @@ def table(price: Price) -> Iterator[str]:
         f"{axis.value} {plan.degrees.on(axis)}" for axis in plan.degrees.order if plan.degrees.on(axis) > 1
     )
     context = f", {plan.context}" if plan.degrees.cp > 1 else ""
-    yield f"{plan.degrees.ranks} x {price.cluster.device.name} ({price.cluster.name}): {degrees or 'one rank'}{context}, " + (
-        f"ZeRO-{plan.sharding.stage}, {counted(plan.accumulation, 'micro-batch')} of {plan.batch.micro} x "
-        f"{plan.data.sequence_length} tokens, {plan.precision.compute.value}"
+    yield (
+        f"{plan.degrees.ranks} x {price.cluster.device.name} ({price.cluster.name}): {degrees or 'one rank'}{context}, "
+        + (
+            f"ZeRO-{plan.sharding.stage}, {counted(plan.accumulation, 'micro-batch')} of {plan.batch.micro} x "
+            f"{plan.data.sequence_length} tokens, {plan.precision.compute.value}"
+        )
     )
     yield ""
     yield from _time(price)
