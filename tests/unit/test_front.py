@@ -49,3 +49,5 @@ def test_a_plan_prints_what_was_decided() -> None:
     assert lines["sharding"].startswith("stage 1, within 0")
     assert lines["pipeline"].startswith("schedule zb-h1, chunks 1")
     assert lines["batch"].endswith("2 micro-batches of 4 on each of 2 replicas")
+    cut = mw.plan({"mesh": {"dp": 1, "cp": 4}, "parallel": {"context_inner": 2}})
+    assert "4 ranks: cp 4, ring over ulysses groups of 2" in str(cut)

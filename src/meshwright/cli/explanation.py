@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from meshwright.arch.arch import Experts
 from meshwright.arch.arithmetic import flops_per_token, parameters
 from meshwright.arch.parameters import tensors
 from meshwright.config.counted import counted
@@ -114,9 +115,22 @@ def _model(plan: Plan) -> Iterator[str]:
     layers = counted(arch.layers, "layer")
     yield f"{arch.family}, {layers} of {arch.hidden}, feed-forward {arch.ffn}, vocabulary {arch.vocab}"
     yield f"{counted(arch.heads, 'query head')} on {counted(arch.kv_heads, 'key/value head')} of {arch.head_dim}"
+    if arch.experts is not None:
+        yield _experts(plan, arch.experts)
     yield f"{parameters(arch):,} parameters, {flops_per_token(arch, length):,.0f} FLOPs a token (6N + causal attention)"
     precision = plan.precision
     yield f"computes in {precision.compute}, sums gradients in {precision.reduce}, updates in {precision.master}"
+
+
+def _experts(plan: Plan, experts: Experts) -> str:
+    shared = f" and {experts.shared} shared" if experts.shared else ""
+    dense = f", the first {counted(experts.dense_layers, 'layer')} dense" if experts.dense_layers else ""
+    terms = {"auxiliary loss": plan.moe.auxiliary_loss, "z loss": plan.moe.z_loss}
+    told = "".join(f", {name} {value:g}" for name, value in terms.items() if value)
+    return (
+        f"{counted(experts.count, 'expert')} of {experts.ffn}, {experts.active} a token{shared}{dense}; "
+        f"balance {plan.moe.balance}{told}"
+    )
 
 
 def _data(plan: Plan) -> Iterator[str]:
@@ -144,6 +158,8 @@ def _mesh(plan: Plan) -> Iterator[str]:
     yield f"ZeRO stage {plan.sharding.stage}"
     if degrees.pp > 1:
         yield f"{plan.pipeline.schedule}, blocks a virtual stage: {list(plan.pipeline.stages)}"
+    if degrees.cp > 1:
+        yield f"context {plan.context}"
     at = degrees.coordinates(0)
     for name, group in plan_groups(plan).items():
         if group.size > 1:

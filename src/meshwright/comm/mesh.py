@@ -25,7 +25,7 @@ from meshwright.comm.torch_private import group_timeout
 from meshwright.config.errors import RequestError
 from meshwright.layout.axes import Axis, Coordinates, Degrees
 from meshwright.layout.communicators import Joined, communicators
-from meshwright.layout.groups import GroupName
+from meshwright.layout.groups import GroupName, groups
 from meshwright.plan.folds.traffic import Transport
 from meshwright.plan.plan import Plan
 from meshwright.plan.strategies.context import ulysses_ways
@@ -38,7 +38,7 @@ class Mesh:
         mesh = Mesh(dp=2, tp=2)          # plain data
         mesh.start()                     # joins the default process group, which must have 4 ranks
 
-    A mesh of one rank needs no process group.
+    A mesh of one rank needs no process group. Raises ValueError at degrees, an order or groups that no mesh has.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class Mesh:
         kv_copies: int = 1,
         ulysses: int = 1,
     ) -> None:
-        self.degrees = Degrees(dp, tp, pp, cp, ep, tuple(Axis(name) for name in order))
+        self.degrees = Degrees(dp, tp, pp, cp, ep, _axes(order))
+        groups(self.degrees, shard_within, kv_copies, ulysses)  # refuses what does not divide, before anybody waits
         self.shard_within, self.kv_copies, self.ulysses = shard_within, kv_copies, ulysses
         self.shares_memory = True
         """ZeRO-3: ranks of one machine read parameters where they lie, on CPUs. False: all travels in messages."""
@@ -152,6 +153,14 @@ class Mesh:
         if joined.link is not None:
             pipeline = self.degrees.pp
             self._links[joined.link] = Communicator(GroupName.PP, ranks, place, made, self._ledger, pipeline)
+
+
+def _axes(order: Iterable[str]) -> tuple[Axis, ...]:
+    names, known = tuple(order), [axis.value for axis in Axis]
+    strange = [name for name in names if name not in known]
+    if strange:
+        raise ValueError(f"order names {strange[0]!r}: the axes are {', '.join(known)}")
+    return tuple(map(Axis, names))
 
 
 def _new_group(wanted: Joined) -> dist.ProcessGroup | None:

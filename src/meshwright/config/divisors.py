@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import islice
 from math import isqrt
 
 __all__ = ["nearest_divisors"]
@@ -10,8 +12,8 @@ __all__ = ["nearest_divisors"]
 _TRIED = 1 << 20
 
 
-def nearest_divisors(number: int, wanted: int) -> list[int]:
-    """The divisors of `number` next to `wanted`, nearest first, at most three."""
+def nearest_divisors(number: int, wanted: int, fits: Callable[[int], bool] = lambda _: True) -> list[int]:
+    """The divisors of `number` that `fits` next to `wanted`, nearest first, at most three."""
     small = [size for size in range(1, min(isqrt(number), _TRIED) + 1) if number % size == 0]
     divisors = {*small, *(number // size for size in small)}
-    return sorted(divisors, key=lambda size: (abs(size - wanted), size))[:3]
+    return list(islice(filter(fits, sorted(divisors, key=lambda size: (abs(size - wanted), size))), 3))

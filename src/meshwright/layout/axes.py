@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 
 from meshwright.config.choices import AxisName as Axis
 
@@ -53,8 +54,13 @@ class Degrees:
     def __post_init__(self) -> None:
         if sorted(self.order) != sorted(Axis):
             raise ValueError(f"order must name each of {', '.join(Axis)} once, got {', '.join(self.order)}")
-        if any(self.on(axis) < 1 for axis in Axis):
-            raise ValueError(f"every degree must be at least 1, got {self}")
+        for axis in Axis:
+            if not isinstance(self.on(axis), Integral) or self.on(axis) < 1:
+                raise ValueError(f"{axis} = {self.on(axis)!r}: a degree must be an integer, at least 1")
+
+    def __str__(self) -> str:
+        """The axes of more than one rank, outermost first: "dp 2 x tp 4"."""
+        return " x ".join(f"{axis} {self.on(axis)}" for axis in self.order if self.on(axis) > 1) or "one process"
 
     def on(self, axis: Axis) -> int:
         degree: int = getattr(self, axis.value)

@@ -89,11 +89,13 @@ def groups(degrees: Degrees, shard_within: int = 0, kv_copies: int = 1, ulysses:
     """Every group of the mesh, in the order in which communicators are made.
 
     `shard_within` 0 shards over all; `kv_copies` neighbours on the tensor axis hold the same key/value heads; `ulysses`
-    neighbours on the context axis exchange heads for tokens, the others form rings.
+    neighbours on the context axis exchange heads for tokens, the others form rings. Raises ValueError where one cannot
+    divide its axes.
     """
     dense = whole(degrees, *DENSE_AXES)
     copy, shard = split(degrees, shard_within or dense.degree, *DENSE_AXES)
     ring, inner = split(degrees, ulysses, Axis.CP)
+    _, kv_copy = split(degrees, kv_copies, Axis.TP)
     stages = degrees.pp
     factors = {
         GroupName.TP: whole(degrees, Axis.TP),
@@ -107,7 +109,7 @@ def groups(degrees: Degrees, shard_within: int = 0, kv_copies: int = 1, ulysses:
         GroupName.COPY: copy,
         GroupName.TOKENS: dense,
         GroupName.TIED: Factor((Axis.PP,), min(stages, 2), stride=max(stages - 1, 1)),
-        GroupName.KV_COPY: Factor((Axis.TP,), kv_copies),
+        GroupName.KV_COPY: kv_copy,
         GroupName.RING: ring,
         GroupName.ULYSSES: inner,
         GroupName.WORLD: whole(degrees, *Axis),

@@ -132,8 +132,10 @@ class Engine:
     def step(self, batch: Batch, learning_rate: float, stop: bool = False) -> StepResult:
         """One optimizer step on this rank's share of the global batch (accumulation * micro sequences).
 
-        `stop`: this rank was asked to stop; the step is taken, and every rank's result says so.
+        `stop`: this rank was asked to stop; the step is taken, and every rank's result says so. Raises ValueError at a
+        batch of another shape.
         """
+        self._check_shape(batch)
         if not self.model.training:  # a walk over all modules
             self.model.train()
         self._train.run(batch, learning_rate, stop)
@@ -147,10 +149,22 @@ class Engine:
         return local_share(self.plan, batch, self.mesh.rank)
 
     def evaluate(self, batch: Batch) -> Evaluation:
-        """Forward only, on this rank's share of a batch of the same shape as a training batch."""
+        """Forward only, on this rank's share of a batch of the same shape as a training batch, else a ValueError."""
+        self._check_shape(batch)
         self.model.eval()
         self._evaluate.run(batch)
         return Evaluation(*self._evaluate.read())
+
+    def _check_shape(self, batch: Batch) -> None:
+        """Another number of sequences, or of tokens, is another step: cut, counted and sent otherwise."""
+        plan = self.plan
+        wanted = plan.accumulation * plan.batch.micro, plan.data.sequence_length
+        if batch.inputs.shape != wanted:
+            sequences, tokens = batch.inputs.shape
+            raise ValueError(
+                f"a share of {sequences} x {tokens} tokens: a rank's step takes {wanted[0]} sequences of {wanted[1]}, "
+                f"engine.share(batch) of a global batch of {plan.batch.sequences}"
+            )
 
     def observe(self, before: Callable[[Action], None] | None) -> None:
         """Call `before(action)` ahead of every action of a training step; it may look, not touch. None ends it."""

@@ -93,6 +93,10 @@ class ContextSplit:
     kind: Context = Context.RING
     inner: int = 1
 
+    def __str__(self) -> str:
+        """ "ring over ulysses groups of 2"."""
+        return f"{self.kind}" + (f" over ulysses groups of {self.inner}" if self.inner > 1 else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Execution:
@@ -209,15 +213,16 @@ class Plan:
     def __str__(self) -> str:
         """What was decided, a line a subject; `meshwright explain` tells what follows from it."""
         replicas = counted(self.degrees.dp * self.degrees.ep, "replica")
-        ways = [f"{axis} {self.degrees.on(axis)}" for axis in self.degrees.order if self.degrees.on(axis) > 1]
         batch = f"{counted(self.batch.sequences, 'sequence')} of {self.data.sequence_length} tokens a step: "
         batch += f"{counted(self.accumulation, 'micro-batch')} of {self.batch.micro} on each of {replicas}"
+        parts = ["sharding", "pipeline", "execution", "precision"] + ["moe"] * (self.arch.experts is not None)
+        context = f", {self.context}" if self.degrees.cp > 1 else ""
         lines = {
             "plan": f"{self.name}, math {self.math}, layout {self.layout}",
             "model": f"{self.arch.family}, {self.arch.layers} layers of {self.arch.hidden}, {self.arch.vocab} tokens",
             "batch": batch,
-            "mesh": f"{counted(self.degrees.ranks, 'rank')}: {' x '.join(ways) or 'one process'}",
-            **{part: _fields(getattr(self, part)) for part in ("sharding", "pipeline", "execution", "precision")},
+            "mesh": f"{counted(self.degrees.ranks, 'rank')}: {self.degrees}{context}",
+            **{part: _fields(getattr(self, part)) for part in parts},
         }
         return "\n".join(f"{name:<10}{text}" for name, text in lines.items())
 

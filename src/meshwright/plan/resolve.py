@@ -85,11 +85,11 @@ def resolve_degrees(run: RunConfig, ranks: int | None) -> Degrees:
         dp = ranks // fixed
     degrees = Degrees(dp, mesh.tp, mesh.pp, mesh.cp, mesh.ep, mesh.order)
     if ranks is not None and degrees.ranks != ranks:
-        works = [f"mesh.dp = {ranks // fixed}"] if ranks % fixed == 0 else []
+        fills = [f"mesh.dp = {ranks // fixed}", 'mesh.dp = "fill"'] if ranks % fixed == 0 else []
         raise RequestError(
             f"a mesh of dp {dp} x tp {mesh.tp} x pp {mesh.pp} x cp {mesh.cp} x ep {mesh.ep} = {degrees.ranks} ranks",
             f"{ranks} ranks were started",
-            [*works, 'mesh.dp = "fill"'],
+            fills or [f"{degrees.ranks} ranks"],
         )
     return degrees
 

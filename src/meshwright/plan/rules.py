@@ -80,9 +80,9 @@ def _batch(plan: Plan) -> Iterator[RequestError]:
     if total % ranks == 0:
         works += [f"batch.micro = {size}" for size in nearest_divisors(total // ranks, micro)]
     else:
-        works += [
-            f"mesh.dp = {size}" for size in nearest_divisors(total // micro, plan.degrees.dp) if total % micro == 0
-        ]
+        works += [f"mesh.dp = {size}" for size in _parts(total, micro * plan.degrees.ep, plan.degrees.dp)]
+        parts = _parts(total, micro * plan.degrees.dp, plan.degrees.ep) if plan.degrees.ep > 1 else []
+        works += [f"mesh.ep = {size}" for size in parts if expert.degree_rule(plan.arch, size) is None]
     yield RequestError(
         f"batch.global = {total} with batch.micro = {micro} on {across}",
         f"the global batch must be a multiple of micro x {across} = {micro * ranks}",
@@ -169,6 +169,11 @@ def _canonical(plan: Plan) -> Iterator[RequestError]:
         given, one = getattr(plan, section), getattr(wanted, section)
         if given != one:
             yield RequestError(f"plan.{section} = {given}", "has fields that decide nothing here", (f"{one}",))
+
+
+def _parts(total: int, size: int, wanted: int) -> list[int]:
+    """The numbers of parts next to `wanted` into which the groups of `size` sequences can be dealt."""
+    return nearest_divisors(total // size, wanted) if total % size == 0 else []
 
 
 def _around(number: int, step: int) -> list[int]:

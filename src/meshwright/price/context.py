@@ -50,12 +50,34 @@ def _ring(target: Target, layouts: Layouts, tokens: Array) -> tuple[Array, Array
     hop = message_seconds(target, _block(target, layouts, tokens, inner), layouts.stride(Axis.CP) * inner)
     flops = 2 * tokens * shapes.heads / layouts.tp * (target.sequence / 2) * (shapes.score_dim + shapes.value_dim)
     core = flops / np.maximum(ring, 1) / (target.attention_peak * target.attention_share)
-    forward = (ring - 1) * np.maximum(hop - core, _RING_STEP_S)
-    backward = (ring - 1) * np.maximum(2 * hop - 2.5 * core / target.values["attention.backward"], 2 * _RING_STEP_S)
+    again = 2.5 * core / target.values["attention.backward"]
+    if target.is_literal:
+        forward, backward = _hops(target, ring, hop, core, again)
+    else:
+        forward = (ring - 1) * np.maximum(hop - core, _RING_STEP_S)
+        backward = (ring - 1) * np.maximum(2 * hop - again, 2 * _RING_STEP_S)
     if (inner == 1).all():
         return np.asarray(forward), np.asarray(backward)
     swapped = np.where(inner > 1, _all_to_alls(target, layouts, tokens, inner), 0.0)
     return np.asarray(forward + swapped), np.asarray(backward + swapped)
+
+
+def _hops(target: Target, ring: Array, hop: Array, core: Array, again: Array) -> tuple[Array, Array]:
+    """The literal program's: a block is under way while the one before it is worked on, in backward beside the
+    gradients of the one before that; when the last is done, its gradients still go home.
+
+        forward     own | kv 1            backward    own | kv 1 | kv 2            .
+        hops        kv 1 | kv 2 ...       hops        kv 1 | kv 2 | d 1 | d 2 home
+    """
+
+    def shown(sent: Array, beside: Array) -> Array:
+        slow = target.values["overlap.slow"] * np.minimum(sent, beside)
+        return np.asarray(np.maximum(sent - beside, _RING_STEP_S) + slow)
+
+    others = ring > 1
+    forward = (ring - 1) * shown(hop, core)
+    backward = others * (shown(hop, again) + hop) + np.maximum(ring - 2, 0) * shown(2 * hop, again)
+    return np.asarray(forward), np.asarray(backward)
 
 
 def _gathered(target: Target, layouts: Layouts, tokens: Array) -> tuple[Array, Array]:

@@ -30,9 +30,13 @@ def table(price: Price) -> Iterator[str]:
     degrees = " ".join(
         f"{axis.value} {plan.degrees.on(axis)}" for axis in plan.degrees.order if plan.degrees.on(axis) > 1
     )
-    yield f"{plan.degrees.ranks} x {price.cluster.device.name} ({price.cluster.name}): {degrees or 'one rank'}, " + (
-        f"ZeRO-{plan.sharding.stage}, {counted(plan.accumulation, 'micro-batch')} of {plan.batch.micro} x "
-        f"{plan.data.sequence_length} tokens, {plan.precision.compute.value}"
+    context = f", {plan.context}" if plan.degrees.cp > 1 else ""
+    yield (
+        f"{plan.degrees.ranks} x {price.cluster.device.name} ({price.cluster.name}): {degrees or 'one rank'}{context}, "
+        + (
+            f"ZeRO-{plan.sharding.stage}, {counted(plan.accumulation, 'micro-batch')} of {plan.batch.micro} x "
+            f"{plan.data.sequence_length} tokens, {plan.precision.compute.value}"
+        )
     )
     yield ""
     yield from _time(price)

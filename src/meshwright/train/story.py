@@ -62,11 +62,12 @@ def beginning(job: Job, dataset: Dataset, engine: Engine) -> Iterator[str]:
 
 
 def layout_text(plan: Plan) -> str:
-    """2 ranks: dp 2."""
+    """2 ranks: dp 2; 4 ranks: cp 4, ring over ulysses groups of 2."""
     degrees = [f"{axis} {plan.degrees.on(axis)}" for axis in Axis if plan.degrees.on(axis) > 1]
     ranks = counted(plan.degrees.ranks, "rank")
     zero = f", ZeRO {plan.sharding.stage}" if plan.sharding.stage else ""
-    return f"{ranks}{': ' if degrees else ''}{' x '.join(degrees)}{zero}"
+    context = f", {plan.context}" if plan.degrees.cp > 1 else ""
+    return f"{ranks}{': ' if degrees else ''}{' x '.join(degrees)}{context}{zero}"
 
 
 def _batch_text(plan: Plan) -> str:

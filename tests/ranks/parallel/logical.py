@@ -17,7 +17,7 @@ from meshwright.arch.parameters import tensors
 from meshwright.checkpoint.held import gradients, parameters
 from meshwright.comm.mesh import Mesh
 from meshwright.comm.views import Held
-from meshwright.layout.axes import Degrees
+from meshwright.layout.axes import Axis, Degrees
 from meshwright.parallel.engine import Engine
 from meshwright.plan.action import Action, Op
 from meshwright.plan.plan import Plan
@@ -34,9 +34,8 @@ def shared_mesh(plan: Plan) -> Mesh:
 
 @lru_cache(maxsize=8)
 def _mesh(degrees: Degrees, within: int, kv_copies: int, ulysses: int) -> Mesh:
-    mesh = Mesh(shard_within=within, kv_copies=kv_copies, ulysses=ulysses)
-    mesh.degrees = degrees
-    return mesh.start()
+    ways = {axis.value: degrees.on(axis) for axis in Axis}
+    return Mesh(**ways, order=degrees.order, shard_within=within, kv_copies=kv_copies, ulysses=ulysses).start()
 
 
 def train(engine: Engine, steps: int = STEPS) -> Ran:

@@ -32,6 +32,25 @@ def test_one_of_each_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1f1b, 1 micro-batch, bubble" in text
 
 
+def test_axes_of_attention_and_experts_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Which way keys and values go, and where tokens do, stood nowhere."""
+    moe = [
+        "model.family=mixtral",
+        "model.layers=2",
+        "model.hidden=32",
+        "model.heads=4",
+        "model.ffn=48",
+        "model.vocab=257",
+    ]
+    moe += ["model.experts=8", "model.experts_per_token=2", "moe.z_loss=0.001"]
+    text = told(capsys, *moe, "mesh.dp=1", "mesh.cp=4", "parallel.context_inner=2")
+    assert "context ring over ulysses groups of 2" in text
+    assert "8 experts of 48, 2 a token; balance auxiliary, auxiliary loss 0.01, z loss 0.001" in text
+    text = told(capsys, "mesh.dp=2")
+    assert "context " not in text
+    assert "expert" not in text.partition("mesh:")[0]
+
+
 def test_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
     text = told(capsys, "mesh.dp=4", "--rank", "3")
     assert text.startswith("rank 3 of 4: dp 3 of 4\n")

@@ -17,3 +17,7 @@ def test_every_divisor_is_found() -> None:
     for number in range(1, 200):
         every = [size for size in range(1, number + 1) if number % size == 0]
         assert nearest_divisors(number, 9) == sorted(every, key=lambda size: (abs(size - 9), size))[:3]
+
+
+def test_only_what_fits_is_offered() -> None:
+    assert nearest_divisors(36, 6, lambda size: size % 2 == 1) == [3, 9, 1]

@@ -46,6 +46,21 @@ def test_impossible_meshes_are_refused() -> None:
         Degrees(dp=0)
     with pytest.raises(ValueError, match="each of"):
         Degrees(order=(Axis.DP, Axis.TP))
+    for degree in (2.0, "2", None):
+        with pytest.raises(ValueError, match=r"ep = .*: a degree must be an integer"):
+            Degrees(ep=degree)  # type: ignore[arg-type]
+
+
+def test_a_mesh_tells_its_axes_outermost_first() -> None:
+    assert str(Degrees(dp=2, cp=4)) == "dp 2 x cp 4"
+    assert str(Degrees(dp=2, cp=4, order=(Axis.CP, Axis.TP, Axis.PP, Axis.EP, Axis.DP))) == "cp 4 x dp 2"
+    assert str(Degrees()) == "one process"
+
+
+@pytest.mark.parametrize("ways", [{"shard_within": 3}, {"kv_copies": 3}, {"ulysses": 3}, {"ulysses": 0}])
+def test_groups_that_do_not_divide_their_axes_are_refused(ways: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="cannot be cut into groups of"):
+        groups(Degrees(dp=2, tp=4, cp=4), **ways)
 
 
 @given(meshes, st.data())

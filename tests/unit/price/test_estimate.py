@@ -148,6 +148,14 @@ def test_text_shows_time_memory_and_traffic(capsys: pytest.CaptureFixture[str]) 
         assert word in text
 
 
+def test_text_tells_how_attention_crosses_the_context_axis(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["estimate", *RUN, "mesh.cp=4", "parallel.context_inner=2", "--cluster", "h100-sxm", "--gpus", "16"]) == 0
+    )
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "cp 4 tp 2, ring over ulysses groups of 2, ZeRO-1, " in first
+
+
 def test_the_package_may_be_called() -> None:
     plan = ask(*RUN, gpus=16).plan
     assert mw.price(plan, cluster="h100-sxm").step_seconds == ask(*RUN, gpus=16).step_seconds

@@ -154,11 +154,37 @@ def problems(plan: Plan) -> Iterator[RequestError]:
         return
     rule = length_rule(length, cp)
     if rule:
-        works = [f"mesh.cp = {size}" for size in nearest_divisors(length, cp)]
-        yield RequestError(f"mesh.cp = {cp}", rule, works)
+        yield RequestError(f"mesh.cp = {cp}", rule, _other_degrees(plan))
         return
     rule = split_rule(plan.arch, length, plan.degrees.tp, cp, plan.context)
     if rule:
         told = f'parallel.context = "{plan.context.kind.value}" with mesh.cp = {cp}'
         inner = f", parallel.context_inner = {plan.context.inner}" if plan.context.inner > 1 else ""
-        yield RequestError(told + inner, rule, ('parallel.context = "allgather"', "another mesh.cp"))
+        yield RequestError(told + inner, rule, [*_other_splits(plan), *_other_degrees(plan)[:2]])
+
+
+def _other_degrees(plan: Plan) -> list[str]:
+    """The nearest degrees that cut the plan's sequences as it says."""
+    length, tp = plan.data.sequence_length, plan.degrees.tp
+    fits = nearest_divisors(
+        length, plan.degrees.cp, lambda cp: split_rule(plan.arch, length, tp, cp, plan.context) is None
+    )
+    return [f"mesh.cp = {cp}" for cp in fits]
+
+
+def _other_splits(plan: Plan) -> Iterator[str]:
+    """What cuts the plan's sequences over as many ranks: the nearest inner group of a ring, then each other kind."""
+    cp, inner = plan.degrees.cp, plan.context.inner
+
+    def fits(kind: Context, inner: int = 1) -> bool:
+        split = ContextSplit(kind, inner)
+        return split_rule(plan.arch, plan.data.sequence_length, plan.degrees.tp, cp, split) is None
+
+    if plan.context.kind is Context.RING and inner > 1:
+        yield from (
+            f"parallel.context_inner = {size}"
+            for size in nearest_divisors(cp, inner, lambda size: fits(Context.RING, size))[:2]
+        )
+    alone = " with parallel.context_inner = 1" if inner > 1 else ""
+    others = [kind for kind in Context if kind is not plan.context.kind and fits(kind)]
+    yield from (f'parallel.context = "{kind.value}"{alone}' for kind in others)
