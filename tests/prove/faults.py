@@ -525,8 +525,8 @@ FAULTS = [
     ),
     Fault(
         "copies of key heads are sought at other ranks", "layout/groups.py",
-        "GroupName.KV_COPY: Factor((Axis.TP,), kv_copies)",
-        "GroupName.KV_COPY: Factor((Axis.TP,), kv_copies, stride=degrees.tp // kv_copies)",
+        "    _, kv_copy = split(degrees, kv_copies, Axis.TP)\n",
+        "    kv_copy = Factor((Axis.TP,), kv_copies, stride=degrees.tp // kv_copies)\n",
         runs({"dp": 1, "tp": 4}, micro=4), "layers.1.attention.value.weight", "missing sum",
     ),
     Fault(
