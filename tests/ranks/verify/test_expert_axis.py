@@ -62,6 +62,7 @@ def many_ranks(moe: Moe) -> Sequence[Rung]:
     )
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(170)
 def test_experts_on_several_ranks(tmp_path: Path) -> None:
     rungs = {

@@ -18,6 +18,7 @@ from meshwright.data.batch import Batch
 from meshwright.launch.join import leave
 from meshwright.launch.meeting import Meeting
 from meshwright.model import attention
+from meshwright.model.rows import Sight
 from meshwright.optim import update
 from meshwright.parallel import executor, rotation
 from meshwright.parallel.engine import Engine, Evaluation
@@ -150,9 +151,9 @@ def decaying_gains(rank: int) -> Any:
 
 
 def sees_the_future(rank: int) -> Any:
-    def attend(original: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
+    def attend(original: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sight: Sight) -> torch.Tensor:
         everything = torch.ones(1, 1, q.shape[1], k.shape[1], dtype=torch.bool)
-        return original(q, k, v, everything if mask is None else mask)
+        return original(q, k, v, Sight(everything) if sight.mask is None else sight)
 
     return _method(attention, "attend", attend)
 
